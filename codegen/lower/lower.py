@@ -16,7 +16,7 @@ from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
 from meshwright.codegen.passes.piped import in_halves
 from meshwright.codegen.passes.taps import tap
 from meshwright.forms.retention import whole_form
-from meshwright.forms.sync import exchange_of, has_some_rows, has_taps
+from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
@@ -126,7 +126,7 @@ def _some_rows(at: Where, block: Block) -> Mapping[str, str]:
     stage = at.plan.stages[at.stage]
     return {
         name: path for name, path in paths.items()
-        if path and has_some_rows(stage_for(stage, path).sync_form)
+        if path and reads_some_rows(stage_for(stage, path))
     }  # fmt: skip
 
 

@@ -34,7 +34,10 @@ def training_state(
     def kept(kind: Kind) -> int:
         return ceil(trained_bytes / exchange.parts(kind, dp_shard))
 
-    parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
+    def here(kind: Kind) -> float:
+        return exchange.here(kind) if exchange.row_copies else 1.0
+
+    parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard) * here("parameters"))
     parameters += stored_bytes - trained_bytes - frozen_bytes
     parameters += ceil(frozen_bytes / exchange.parts("parameters", dp_shard))
     stepped, copies = kept("optimizer"), update(optimizer).copies
@@ -44,7 +47,7 @@ def training_state(
     return JobBytes(
         parameters_bytes=0 if "parameters" in gone else parameters,
         gradients_bytes=kept("gradients"),
-        optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
+        optimizer_bytes=0 if "optimizer" in gone else copies * ceil(stepped * here("optimizer")),
         host_bytes=ceil(sum([n * stepped for kind, n in beside.items() if kind in on_host]))
         + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )

@@ -24,6 +24,9 @@ class FormGroup:
     """Per block: bytes of those to whose gradients it is the last to add; empty where there is no
     other group."""
 
+    state: int = 0
+    """Values that the optimizer keeps per value."""
+
     @cached_property
     def owned(self) -> dict[int, list[Bucket]]:
         """Block -> buckets that are complete after its backward."""

@@ -1,6 +1,7 @@
 """Parameters, gradients and updates on the host: what copies keep a stage waiting for."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.ops.optimizer import host_work_s
@@ -77,17 +78,51 @@ def waits_of_step(
     shard: int,
 ) -> HostWaits:
     """Returns what copies of gradients and values keep a stage waiting for in a step."""
-    if not any([group.exchange.host_copies for group in groups]):
+    if not any([group.exchange.host_copies or group.exchange.row_copies for group in groups]):
         return NO_WAITS
     forward = [b.fetched_s + b.forward_s + b.tensor_forward_s + b.leaves_s for b in blocks]
     backward = [
         b.returns_s + b.again_s + b.input_s + b.weight_s + b.tensor_backward_s for b in blocks
     ]
-    return host_waits(
-        groups, held, shard, forward, backward,
-        lambda nbytes: copy_s(costs.device, round(nbytes), tables.profile),
-        apart=costs.device.is_apart, adding_s=lambda n: host_work_s(costs.device, costs.host, n),
+
+    def seconds(nbytes: float) -> float:
+        return copy_s(costs.device, round(nbytes), tables.profile)
+
+    apart = costs.device.is_apart
+    whole = host_waits(
+        groups, held, shard, forward, backward, seconds, apart=apart,
+        adding_s=lambda nbytes: host_work_s(costs.device, costs.host, nbytes),
     )  # fmt: skip
+    now, hidden = _rows_wait(groups, held, shard, sum(forward) + sum(backward), seconds, apart)
+    return replace(whole, brings_s=whole.brings_s + now, hidden_s=whole.hidden_s + hidden)
+
+
+def _rows_wait(
+    groups: Sequence[FormGroup],
+    held: Sequence[BlockParams],
+    shard: int,
+    step_s: float,
+    seconds: CopyTime,
+    apart: bool,
+) -> tuple[float, float]:
+    """Of copies of tables' rows, what a step waits for, and what goes on beside it. Each way goes
+    by itself; what comes ahead has a step's time."""
+    ways: dict[tuple[str, bool], float] = {}
+    for group, own in zip(groups, held, strict=True):
+        part = group.exchange.parts("optimizer", shard)
+        for copy in group.exchange.row_copies:
+            nbytes = group.exchange.stated[copy.share] * own.trained_bytes / part
+            key = copy.to, copy.until is not copy.at
+            more = seconds(nbytes * (1 + group.state * copy.state))
+            ways[key] = ways.get(key, 0.0) + more
+    if not ways:
+        return 0.0, 0.0
+    if not apart:
+        return sum(ways.values()), 0.0
+    now = max([s for (_, ahead), s in ways.items() if not ahead], default=0.0)
+    later = max([s for (_, ahead), s in ways.items() if ahead], default=0.0)
+    shown = max(0.0, later - step_s)
+    return now + shown, later - shown
 
 
 def copy_waits(

@@ -185,6 +185,7 @@ def _groups(
             tuple(own.gathered_frozen) if own.frozen_bytes and part.exchange.fetches else (),
             still if part.exchange.fetches else frozenset(),
             tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
+            update(part.update).copies if part.update else 0,
         )
         for part, own in zip(parts, held, strict=True)
     )

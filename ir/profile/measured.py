@@ -208,6 +208,25 @@ class TunedBuckets:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class CacheMeasured:
+    """What a table's cache has had of what was asked of it on one rank."""
+
+    table: str
+    """Module path."""
+    slots: int
+    rows: int
+    """That ranks' batches read, each once a batch."""
+    here: int
+    """Those that were in a slot."""
+    written: int
+    """Rows that had changed and went back to the host to make room."""
+
+    @property
+    def hit_rate(self) -> float:
+        return self.here / self.rows if self.rows else 1.0
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class Measured:
     """One rank of one run."""
 
@@ -231,6 +250,8 @@ class Measured:
     """Forward and backward are calls of their own."""
     tuned: TunedBuckets | None = None
     """Rank 0's, where the job was asked to tune."""
+    caches: Many[CacheMeasured] = ()
+    """Of tables, over all steps."""
     detailed: int = 0
     """The last timed steps, which actions, collectives and phases are of; 0: all."""
 

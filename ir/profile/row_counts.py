@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from meshwright.ir.text.canonical import check_schema, parse_json, read_text
 _Floats = npt.NDArray[np.float64]
 SCHEMA = "meshwright.rows/1.0"
 ZIPF = "zipf:"
+MOST_ROWS = 4_000_000
+"""Rows that a file has numbers of, at most."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class RowCounts:
     parts: Mapping[str, Sequence[Mapping[int, int]]] = field(default_factory=dict)
     """The same as `tables` of each of so many equal parts of a table, in the order of its rows;
     nothing of tables of which nobody knows where rows lie that occur often."""
+    each: Mapping[str, _Floats] = field(default_factory=dict, compare=False)
+    """Of tables that were counted row by row: how often each row occurred."""
 
     def distinct(self, path: str, rows: int, lookups: int) -> float | None:
         """Returns how many of a table's rows so many lookups name, on average, each drawn alone;
@@ -36,6 +41,17 @@ class RowCounts:
             return None
         share, count = known
         return float((count * _named(share, lookups)).sum())
+
+    def named(self, path: str, rows: int, lookups: int) -> tuple[_Floats, _Floats] | None:
+        """Returns how likely so many lookups name a row, the likeliest rows first, and how many
+        rows are as likely; None if nothing is known of the table."""
+        if (known := self._shares(path, rows)) is None:
+            return None
+        share, count = known
+        if (unseen := rows - count.sum()) > 0:
+            share, count = np.append(share, 0.0), np.append(count, unseen)
+        order = np.argsort(-share, kind="stable")
+        return _named(share[order], lookups), count[order]
 
     def again(self, path: str, rows: int, lookups: int, others: int) -> float | None:
         """Returns which share of the rows that so many lookups name is also named by so many
@@ -92,7 +108,12 @@ class RowCounts:
             name: [sorted(part.items()) for part in found]
             for name, found in sorted(self.parts.items())
         }
+        each = {
+            name: {"of": len(found), "rows": _by_times(found)}
+            for name, found in sorted(self.each.items())
+        }
         data = {"schema": SCHEMA, "tables": tables} | ({"parts": parts} if parts else {})
+        data |= {"each": each} if each else {}
         Path(path).write_text(json.dumps(data) + "\n")
 
     @classmethod
@@ -121,11 +142,53 @@ class RowCounts:
                 f"{given}: tables are lists of [times, rows], as `mw.count_rows(model, "
                 "batches).save(path)` writes them"
             ) from error
+        each = _each(data.get("each", {}), tables, str(given))
         if odd:
             raise PlanError(f"{given}: counts of {odd[0][:80]!r} must be 1 or more")
         if strange := [name for name in parts if _added(parts[name]) != tables.get(name)]:
             raise PlanError(f"{given}: parts of {strange[0][:80]!r} are not those of its table")
-        return cls(tables, parts=parts)
+        return cls(tables, parts=parts, each=each)
+
+
+def _by_times(counts: _Floats) -> list[list[Any]]:
+    """[times, rows that occurred so often], the most frequent first: as many rows as a file may
+    have, the rest counts as not seen."""
+    seen = np.flatnonzero(counts)
+    most = seen[np.argsort(-counts[seen], kind="stable")][:MOST_ROWS]
+    found: list[list[Any]] = []
+    for row in most.tolist():
+        times = int(counts[row])
+        if not found or found[-1][0] != times:
+            found.append([times, []])
+        found[-1][1].append(row)
+    return found
+
+
+def _each(data: Any, tables: Mapping[str, Mapping[int, int]], where: str) -> dict[str, _Floats]:
+    found: dict[str, _Floats] = {}
+    try:
+        for name, said in data.items():
+            counts = np.zeros(_rows_of(said["of"]))
+            for times, rows in said["rows"]:
+                own = np.array(rows, dtype=np.int64)
+                if not len(own) or own.min() < 0 or int(times) < 1:
+                    raise ValueError
+                counts[own] = int(times)
+            if name not in tables:
+                raise ValueError
+            found[name] = counts
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"{where}: `each` has of tables that were counted the number of rows and lists of "
+            "[times, rows], as `mw.count_rows(model, batches).save(path)` writes them"
+        ) from error
+    return found
+
+
+def _rows_of(said: Any) -> int:
+    if type(said) is not int or not 1 <= said < 2**31:
+        raise ValueError
+    return said
 
 
 def _added(parts: Sequence[Mapping[int, int]]) -> Mapping[int, int]:

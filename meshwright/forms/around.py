@@ -1,11 +1,12 @@
 """What runs around a form of synchronisation: it hands every call on, and changes some."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from torch import Tensor
 
 from meshwright.forms.running import (
     BucketSizes,
+    Found,
     Held,
     LaterStep,
     Samples,
@@ -51,8 +52,18 @@ class AroundRun(SyncRun):
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self.inner.more(batch, next_batch)
 
+    def coming(self, batches: Sequence[Samples]) -> None:
+        self.inner.coming(batches)
+
     def look_up(self, batch: Samples) -> None:
         self.inner.look_up(batch)
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        self.inner.watch(state)
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        return self.inner.found
 
     def rows_here(self, path: str) -> Tensor | None:
         return self.inner.rows_here(path)

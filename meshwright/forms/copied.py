@@ -26,7 +26,8 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
         if exchange.has_as_read:
             rows = tuple(_brought_as_copies(row, share) for row in rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
-    if exchange.is_split("parameters") and not has_some_rows(exchange.form):
+    some = has_some_rows(exchange.form) or bool(exchange.row_copies)
+    if exchange.is_split("parameters") and not some:
         raise PlanError(
             f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
             "knows of no copies; nearest is zero 1, or a precision without copies"
@@ -36,7 +37,7 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
             f"blocks read copies of parameters, and {exchange.form} would make its factors of "
             "values as narrow; nearest is a precision without copies"
         )
-    if "parameters" in exchange.on_host:
+    if "parameters" in exchange.on_host and not exchange.row_copies:
         rows = tuple(_brought_as_copies(row, share) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, copies_apart=True)
     cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)

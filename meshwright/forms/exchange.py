@@ -149,6 +149,9 @@ class Hosted:
     """It is on the device too."""
     as_read: bool = False
     """Where blocks read copies, the device has these alone, made by the host."""
+    share: str = ""
+    """Name of what the plan states: the share of it that the device has too."""
+    steps: Steps = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,11 @@ class HostCopy:
     """In every micro-batch, and not only in the last or the first."""
     times: float = 1.0
     """Bytes that go per byte of what is stepped; less for copies."""
+    share: str = ""
+    """As of `Send`: of rows, which go in no order of blocks."""
+    state: bool = False
+    """What the optimizer keeps of it goes too."""
+    steps: Steps = ""
 
 
 Row = Send | Rewrite | Hold | Hosted | HostCopy
@@ -211,7 +219,7 @@ class Exchange:
             return self
         rows = [
             row for row in self.rows
-            if not isinstance(row, Rewrite | Hold) or _is_so(row.steps, some)
+            if isinstance(row, Send) or _is_so(row.steps, some)
         ]  # fmt: skip
         return replace(self, rows=tuple(rows), stepped=self.stepped if some else "")
 
@@ -231,7 +239,16 @@ class Exchange:
     @cached_property
     def hosted(self) -> frozenset[Kind]:
         """Kinds of what a rank steps that are on the host, and not on the device."""
-        return frozenset([r.kind for r in self.rows if isinstance(r, Hosted) and not r.too])
+        rows = [row for row in self.rows if isinstance(row, Hosted)]
+        return frozenset([row.kind for row in rows if not row.too and not row.share])
+
+    def here(self, kind: Kind) -> float:
+        """Returns the share of what a rank steps of a kind that is on the device."""
+        shares = [
+            self.stated[row.share] if row.share else float(row.too)
+            for row in self.rows if isinstance(row, Hosted) and row.kind == kind
+        ]  # fmt: skip
+        return shares[0] if shares else 1.0
 
     @cached_property
     def on_host(self) -> frozenset[Kind]:
@@ -240,7 +257,13 @@ class Exchange:
 
     @cached_property
     def host_copies(self) -> tuple[HostCopy, ...]:
-        return tuple([row for row in self.rows if isinstance(row, HostCopy)])
+        """What goes whole, in the order of blocks."""
+        return tuple([r for r in self.rows if isinstance(r, HostCopy) and not r.share])
+
+    @cached_property
+    def row_copies(self) -> tuple[HostCopy, ...]:
+        """What goes of rows of tables."""
+        return tuple([row for row in self.rows if isinstance(row, HostCopy) and row.share])
 
     def copied_at(self, *events: Event) -> bool:
         """Whether something goes over the host's link at one of these events."""
@@ -408,7 +431,7 @@ class Exchange:
     def copies_on_host(self) -> bool:
         """Whether the host has what it steps and the copies that blocks read of it, and the device
         has these alone."""
-        made = self.copies_apart and "parameters" in self.on_host
+        made = self.copies_apart and "parameters" in self.on_host and not self.row_copies
         return made or (self.copied > 0.0 and self.has_as_read)
 
     @cached_property

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import inf
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Hosted, Rewrite, Row, Send
 from meshwright.ir.errors import PlanError
 
 _ALWAYS = (Event.BEGIN, Event.NEXT_BEGIN, "stage")
@@ -29,7 +29,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield f"{row} ends before it begins: until {_start(row).name} or later"
         if isinstance(row, Send) and row.loaded and not exchange.stated.get(row.loaded, 0) >= 1:
             yield f"{row}: the busiest rank has the mean or more: {row.loaded} stated as 1 or more"
-        if isinstance(row, Send | Hold) and row.share:
+        if not isinstance(row, Rewrite) and row.share:
             yield from _wrong_share(row, exchange)
     for hold in exchange.holds:
         if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:
@@ -74,7 +74,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
         yield "parameters that one rank steps reach the others: Send them when UPDATED"
 
 
-def _wrong_share(row: Send | Hold, exchange: Exchange) -> Iterator[str]:
+def _wrong_share(row: Send | Hold | Hosted | HostCopy, exchange: Exchange) -> Iterator[str]:
     if not 0 < exchange.stated.get(row.share, 0) < inf:
         known = ", ".join(sorted(exchange.stated)) or "nothing"
         yield f"{row}: `stated` has no {row.share} above 0; it has {known}"

@@ -10,6 +10,7 @@ from torch import Tensor
 from meshwright.forms.copies import CopiedRun, stepped_slots
 from meshwright.forms.running import (
     BucketSizes,
+    Found,
     Held,
     LaterStep,
     Lines,
@@ -73,15 +74,19 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
     form: Any = running(first.stage.sync_form)
     made: SyncRun
     if more:
-        made = form.build_together([(group.slots, group.stage) for group in groups], lines)
+        together = [(group.slots, group.stage, group.store) for group in groups]
+        made = form.build_together(together, lines)
     else:
         made = form.build(first.slots, lines, first.stage, first.store)
+    outside = not more and first.store.brings_copies
+    if not more and not outside:
+        made = first.store.around(made, {})
     copies: Sequence[Slot] = ()
     slots = [slot for group in groups for slot in group.slots]
     if any(group.copies for group in groups):
         copies = [slot for group in groups for slot in group.copies or group.slots]
-        made = CopiedRun(made, copies, slots, casts=not first.store.brings_copies)
-    if more:
+        made = CopiedRun(made, copies, slots, casts=not outside)
+    if not outside:
         return made
     read = {id(b.whole): a for a, b in zip(copies, slots, strict=False) if a is not b}
     return first.store.around(made, read)
@@ -128,6 +133,19 @@ class GroupedRun(SyncRun):
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for run in self._runs:
             run.more(*((batch, next_batch) if run.reads_batches else ()))
+
+    def coming(self, batches: Sequence[Samples]) -> None:
+        for run in self._runs:
+            if run.reads_batches:
+                run.coming(batches)
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        for run in self._runs:
+            run.watch(state)
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        return tuple(found for run in self._runs for found in run.found)
 
     def look_up(self, batch: Samples) -> None:
         for run in self._runs:

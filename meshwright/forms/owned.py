@@ -1,7 +1,8 @@
 """Ranks that own rows of tables: who has a gradient of some sends it, who reads some asks. Nobody
 has all of a table."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,16 +12,29 @@ from torch import Tensor, nn
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SomeRows, SyncRun
-from meshwright.forms.sync import IDS
+from meshwright.forms.running import (
+    Found,
+    Held,
+    LaterStep,
+    Lines,
+    ParameterStore,
+    Samples,
+    Slot,
+    SomeRows,
+    SyncRun,
+)
+from meshwright.forms.sync import ids_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
+Together = tuple[Sequence[Slot], Stage, ParameterStore]
+"""Tables of which a stage says the same, and their store."""
+
 
 def owned_tables(
     form: str,
-    groups: Sequence[tuple[Sequence[Slot], Stage]],
+    groups: Sequence[Together],
     lines: Lines,
     kind: "type[OwnedTable] | None" = None,
 ) -> tuple[list["OwnedTable"], list[Slot]]:
@@ -28,12 +42,13 @@ def owned_tables(
     trained; `kind`: what a rank has of one, rows if None. PlanError for a table of which model
     axes split rows, or that has none."""
     tables, still = [], []
-    for slots, stage in groups:
-        ids = str(stage.sync.settings.get(IDS, "")) if stage.sync else ""
+    for slots, stage, store in groups:
+        ids = next(iter(ids_of(stage).values()), "")
         for slot in slots:
             if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
                 raise PlanError(str(torn_rows(form, slot.param.fqn)))
-        tables += [(kind or OwnedTable)(form, slot, ids, lines) for slot in trainable(slots)]
+        make = store.table or kind or OwnedTable
+        tables += [make(form, slot, ids, lines) for slot in trainable(slots)]
         still += frozen(slots)
     return tables, still
 
@@ -45,7 +60,7 @@ class OwnedTable:
         """`ids`: the input that names the rows."""
         size, whole = lines.shards.size, slot.whole.detach()
         self.slot, self.path = slot, slot.param.fqn
-        self._form, self._ids = form, ids
+        self._form, self._ids, self._device = form, ids, whole.device
         self.count, self.owners, self.chunk = slot.rows, size, -(-slot.rows // size)
         self.start = 0
         """The first row that the rank has."""
@@ -82,7 +97,7 @@ class OwnedTable:
         if self._ids not in batch:
             given = ", ".join(batch)
             raise PlanError(f"{self._form} reads rows from input {self._ids!r}; given are {given}")
-        return batch[self._ids].detach().to(self.shard.device).flatten().long()
+        return batch[self._ids].detach().to(self._device).flatten().long()
 
     def put(self, rows: Tensor, values: Tensor) -> None:
         """Blocks have these rows from now on, and no gradient of them."""
@@ -91,9 +106,51 @@ class OwnedTable:
 
     def drop(self) -> None:
         """Blocks have none."""
-        device = self.shard.device
-        nothing = self.shard.detach().new_empty((0, *self._row))
-        self.put(torch.empty(0, dtype=torch.int64, device=device), nothing)
+        nothing = self.slot.whole.detach().new_empty((0, *self._row))
+        self.put(torch.empty(0, dtype=torch.int64, device=self._device), nothing)
+
+    caches = False
+    """Rows that ranks train on are elsewhere than those of which they want only the loss."""
+    depth = 0
+    """Batches that it makes use of to know before they come."""
+
+    def foresee(self, rows: Tensor) -> None:
+        """Ranks read these rows of this one in the batch after those that it was told of."""
+
+    def admit(self, rows: Tensor) -> None:
+        """Ranks have these rows from now on, to train on."""
+
+    def over(self) -> None:
+        """They have none, and those that were told of do not come."""
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        """As of `SyncRun`."""
+
+    def flush(self) -> None:
+        """What is held is to have all values."""
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether it has."""
+        return True
+
+    def forget(self) -> None:
+        """What is held has other values."""
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """As of `SyncRun`."""
+        return []
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        """The same."""
+        return []
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        """The same."""
+        return ()
 
     def owned(self, rows: Tensor) -> Tensor:
         """Values of some rows of this rank."""
@@ -118,6 +175,10 @@ class OwnedTable:
 
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
         """The rows of which gradients came, from each rank, with their sums."""
+        if len(parts) == 1:  # a rank tells each of its rows once
+            part = nn.Parameter(self.owned(found))
+            part.grad = parts[0].contiguous()
+            return SomeRows(self.shard, found - self.start, part)
         rows, places = found.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         part = nn.Parameter(self.owned(rows))
         part.grad = torch.zeros_like(part.detach())
@@ -177,6 +238,7 @@ class _Asking:
         self._owned: list[list[int]] = mine.tolist()
         self._theirs = start([mine.T.contiguous()], [ones], [ones])
         self._numbers: Arriving | None = None
+        self._known: list[AskedRows] | None = None
 
     def tell_numbers(self) -> Arriving:
         """Owners get to know them, once they know how many."""
@@ -188,9 +250,12 @@ class _Asking:
 
     def end(self) -> list[AskedRows]:
         """What they know, when they know all."""
+        if self._known is not None:
+            return self._known
         found = self.tell_numbers().values()
         each = zip(self._rows, self._owned, map(torch.cat, found), self._counts, strict=True)
-        return [AskedRows(*one) for one in each]
+        self._known = [AskedRows(*one) for one in each]
+        return self._known
 
 
 class OwnedRows(SyncRun):
@@ -207,6 +272,15 @@ class OwnedRows(SyncRun):
         """Of the rows that blocks have; empty where they have none."""
         self._asking: _Asking | None = None
         """About rows that the next batch reads, if that is known, while this one is trained on."""
+        self._depth = max((table.depth for table in tables), default=0)
+        self._after: list[Samples] = []
+        """Batches after the next one."""
+        self._later: deque[_Asking] = deque()
+        """About rows that they read."""
+        self._foreseen = 0
+        """Batches that come of which tables have been told."""
+        self._widened = False
+        """Blocks have rows besides, of which only the loss was wanted."""
         self._announced = False
         """They have come after the last step."""
         self._last = min((table.slot.owner for table in tables), default=-1)
@@ -225,12 +299,18 @@ class OwnedRows(SyncRun):
             table.slot.whole.grad = table.shard.grad = None
         self._some, self._reduced = [], ()
         announced, self._announced = self._announced, False
-        self._ask_no_more()
+        if batch is None or not announced:
+            self._ask_no_more()
         if batch is None:  # gradients are cleared, and nothing runs
             self._drop()
+            for table in self._tables:
+                table.flush()
+                table.forget()
             return
         if announced:
             self._are_here(batch)
+            if self._widened and any(t.caches for t in self._tables):
+                self._fetch(self._read(batch), trained=False)
         else:
             self._fetch(self._read(batch))
         self._ask_ahead(next_batch)
@@ -238,24 +318,52 @@ class OwnedRows(SyncRun):
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._ask_no_more()
         if batch is not None:
-            self.look_up(batch)
+            self._widen(batch, trained=True)
             self._ask_ahead(next_batch)
 
+    def coming(self, batches: Sequence[Samples]) -> None:
+        self._after = list(batches)
+
     def _ask_ahead(self, next_batch: Samples | None) -> None:
-        if next_batch is not None:
+        if next_batch is None:
+            self._ask_no_more()
+            return
+        if self._later:
+            self._asking = self._later.popleft()
+        else:
             self._asking = self._begin_to_ask(self._read(next_batch), "parameters")
+        for batch in self._after[len(self._later) : max(0, self._depth - 1)]:
+            self._later.append(self._begin_to_ask(self._read(batch), "parameters"))
+        if self._depth:
+            self._foresee([self._asking, *self._later])
+
+    def _foresee(self, asking: Sequence[_Asking]) -> None:
+        """Tables are told of batches that they have not been told of."""
+        for one in asking[self._foreseen :]:
+            for table, asked in zip(self._tables, one.end(), strict=True):
+                table.foresee(asked.found)
+        self._foreseen = len(asking)
 
     def _ask_no_more(self) -> None:
         """What was asked for is of no use."""
-        if self._asking is not None:
-            self._asking.end()
-        self._asking = None
+        for asking in (self._asking, *self._later):
+            if asking is not None:
+                asking.end()
+        if self._foreseen:
+            for table in self._tables:
+                table.over()
+        self._asking, self._foreseen = None, 0
+        self._later.clear()
 
     def look_up(self, batch: Samples) -> None:
+        self._widen(batch, trained=False)
+        self._widened = True
+
+    def _widen(self, batch: Samples, *, trained: bool) -> None:
         before = [(t.here, t.slot.whole.grad) for t in self._tables]
         rows = self._read(batch)
         both = [torch.cat([own, more]) for (own, _), more in zip(before, rows, strict=True)]
-        self._fetch([x.unique() for x in both])  # type: ignore[no-untyped-call]
+        self._fetch([x.unique() for x in both], trained=trained)  # type: ignore[no-untyped-call]
         for table, (own, gradient) in zip(self._tables, before, strict=True):
             if gradient is not None:
                 found = torch.zeros_like(table.slot.whole.detach())
@@ -332,11 +440,38 @@ class OwnedRows(SyncRun):
             self._drop()
         else:
             asking, self._asking = self._asking, None
-            self._answer(asking.end())
+            self._foreseen = max(0, self._foreseen - 1)
+            self._answer(asking.end(), trained=True)
 
     def written(self) -> None:
         self._announced = False
         self._drop()
+        for table in self._tables:
+            table.forget()
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        for table in self._tables:
+            table.watch(state)
+
+    @property
+    def is_settled(self) -> bool:
+        return all(table.is_flushed for table in self._tables)
+
+    def settle(self) -> None:
+        for table in self._tables:
+            table.flush()
+
+    @property
+    def kept(self) -> list[Tensor]:
+        return [x for table in self._tables for x in table.kept]
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        return [x for table in self._tables for x in table.on_host]
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        return tuple(found for table in self._tables for found in table.found)
 
     def _drop(self) -> None:
         """What blocks have is no longer as its owners have it."""
@@ -344,15 +479,17 @@ class OwnedRows(SyncRun):
         for table in self._tables:
             table.drop()
 
-    def _fetch(self, rows: Sequence[Tensor]) -> None:
+    def _fetch(self, rows: Sequence[Tensor], *, trained: bool = True) -> None:
         """Blocks get these rows."""
-        self._answer(self._ask(rows, "parameters"))
+        self._answer(self._ask(rows, "parameters"), trained=trained)
 
     @torch.no_grad()
-    def _answer(self, asked: list[AskedRows]) -> None:
+    def _answer(self, asked: list[AskedRows], *, trained: bool = True) -> None:
         """Owners send what they were asked for."""
-        self._asked = asked
+        self._asked, self._widened = asked, False
         each = list(zip(self._tables, asked, strict=True))
+        for table, one in each if trained else ():
+            table.admit(one.found)
         arriving = start_parts(
             self._lines,
             [torch.split(table.owned(one.found), one.counts) for table, one in each],

@@ -38,10 +38,28 @@ class _Message:
         return [parts[number :: len(self.shapes)] for number in range(len(self.shapes))]
 
 
+@dataclass(frozen=True, eq=False)
+class _Own:
+    """Parts that a rank without others has sent to itself."""
+
+    tensors: list[int]
+    parts: Sequence[Sequence[Tensor]]
+
+    @property
+    def came(self) -> Tensor:
+        return self.parts[0][0]
+
+    sent = came
+
+    def values(self) -> list[list[Tensor]]:
+        """As they were."""
+        return [list(of) for of in self.parts]
+
+
 class Arriving:
     """Parts of several tensors that are on their way."""
 
-    def __init__(self, messages: Sequence[_Message]) -> None:
+    def __init__(self, messages: Sequence[_Message | _Own]) -> None:
         self._messages = tuple(messages)
 
     @property
@@ -66,6 +84,8 @@ def start_parts(
 ) -> Arriving:
     """Sends parts of each tensor, one to each rank of dp_shard, which must not be written before
     they have arrived; `shapes`: of those that come."""
+    if lines.shards.group is None:
+        return Arriving([_Own(list(range(len(parts))), parts)] if parts else [])
     messages = []
     for dtype in dict.fromkeys(of[0].dtype for of in parts):
         own = [index for index, of in enumerate(parts) if of[0].dtype == dtype]
@@ -85,8 +105,6 @@ def _message(
     peers = lines.shards
     by_rank = list(zip(*parts, strict=True))
     flat = torch.cat([x.reshape(-1) for to in by_rank for x in to])
-    if peers.group is None:
-        return _Message(tensors, flat, shapes, flat, None)
     goes = [sum(x.numel() for x in to) for to in by_rank]
     comes = [sum(map(prod, of)) for of in zip(*shapes, strict=True)]
     came = flat.new_empty(sum(comes))

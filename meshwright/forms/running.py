@@ -1,9 +1,11 @@
 """How a form of synchronisation runs: what it is given, and when it is called."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -91,6 +93,19 @@ class Held:
     """No other rank with these elements counts or writes them."""
 
 
+class KeptRows(Protocol):
+    """Where rows are, and what the optimizer keeps of them, that are about to be stepped."""
+
+    def state(self, rows: Tensor) -> dict[str, Tensor]:
+        """Returns what the optimizer keeps of rows, by name."""
+
+    def write(self, rows: Tensor, values: Tensor, state: Mapping[str, Tensor]) -> None:
+        """They have been stepped to these values, with this state."""
+
+    def give_back(self) -> None:
+        """All rows are to be where the optimizer holds them: it steps them there."""
+
+
 @dataclass(frozen=True, eq=False)
 class SomeRows:
     """Rows of a parameter that have a gradient: those of all others are zero."""
@@ -101,12 +116,30 @@ class SomeRows:
     """Their numbers there."""
     part: nn.Parameter
     """Their values, with their gradients."""
+    kept: KeptRows | None = None
+    """Where they are; None: where the optimizer holds them."""
 
     def spread(self) -> None:
         """What the optimizer holds gets the gradient of all rows."""
         assert self.part.grad is not None
+        if self.kept is not None:
+            self.kept.give_back()
         self.of.grad = torch.zeros_like(self.of.detach())
-        self.of.grad.index_copy_(0, self.rows, self.part.grad)
+        device = self.of.device
+        self.of.grad.index_copy_(0, self.rows.to(device), self.part.grad.to(device))
+
+
+class Found(NamedTuple):
+    """What a table's cache has had of what was asked of it on a rank."""
+
+    path: str
+    slots: int
+    rows: int
+    """That ranks' batches read, each once a batch."""
+    here: int
+    """Those that were in a slot."""
+    written: int
+    """Rows that went back to the host to make room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +199,8 @@ class Lines:
     """On all axes of the stage."""
     recorder: Notes
     packing: MakePacking
+    counts: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Module path of a table -> how often each of its rows occurs, where somebody has counted."""
 
     def is_primary(self, param: Param, *axes: str) -> bool:
         """Whether this rank stands for all that hold the same elements: copies lie along `axes`,
@@ -214,7 +249,11 @@ class ParameterStore:
         return run
 
     brings_copies = False
-    """Whether what it does around a run gives copies that blocks read their values."""
+    """Whether what it does around a run gives copies that blocks read their values; else copies are
+    made around that, and it is told of none."""
+    table: Any = None
+    """What makes a table of a form whose tables have owners, in the place of its own; None: its own
+    do."""
 
 
 class SyncRun:
@@ -267,6 +306,10 @@ class SyncRun:
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         """The same before each further batch of a step that accumulates several: gradients stay."""
+
+    def coming(self, batches: Sequence[Samples]) -> None:
+        """Before `begin` and `more`, if `reads_batches`: batches after the one that is announced
+        there, in order, as far as they are known."""
 
     def look_up(self, batch: Samples) -> None:
         """Only the loss of a batch is wanted: what it reads of tables is there beside what is."""
@@ -321,6 +364,14 @@ class SyncRun:
 
     def skipped(self) -> None:
         """The step is left out, as its gradients are not finite: parameters stay as they were."""
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        """Tells what the optimizer keeps of each row of one of `held`'s tensors, by name."""
+
+    @property
+    def found(self) -> tuple["Found", ...]:
+        """What caches of tables have had of what was asked of them, since the job began."""
+        return ()
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
         """The optimizer has stepped; `later()` returns how to step what has no gradient yet."""

@@ -4,7 +4,14 @@ wrong."""
 from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.sync import IDS, exchange_of, facts_of_tables, is_exact
+from meshwright.forms.storage import keeps_rows
+from meshwright.forms.sync import (
+    exchange_of,
+    facts_of_tables,
+    ids_of,
+    is_exact,
+    reads_some_rows,
+)
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -12,7 +19,7 @@ from meshwright.ir.graph.tables import LOOKUPS, tables_of
 from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import as_for, stage_for, views_of
-from meshwright.ir.plan.plan import BlockLayout, Plan, param_key
+from meshwright.ir.plan.plan import BlockLayout, Plan, Stage, param_key
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -22,27 +29,28 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     whose rows it would have to have whole, and model axes split."""
     tables = {table.path: table.ids for table in tables_of(graph)}
     for index, stage in enumerate(plan.stages):
-        forms = {view.sync_form for view in views_of(stage)}
-        if not any(IDS in facts_of_tables(form) for form in forms):
+        if not any(reads_some_rows(view) for view in views_of(stage)):
             continue
         names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
         for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
-            view = stage_for(stage, path)
-            if view.sync is None or IDS not in facts_of_tables(view.sync_form):
-                continue
-            told, ids = str(view.sync.settings.get(IDS, "")), tables.get(path, "")
-            if told != ids or not ids:
-                message = f"stage {index}: {view.sync_form} has the rows of {path} that input "
-                near = f"ids {ids!r}" if ids else f"no sync for {path}, which is read otherwise too"
-                yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
-            elif 0 in splits_of(plan, graph, index, path).values():
-                yield torn_rows(view.sync_form, path)
-            elif _gathers_ids(plan, graph, index, path, ids):
-                message = f"stage {index}: a layout gathers ids of all replicas to look up {path}, "
-                has = f"and {view.sync_form} has the rows of a replica's own"
-                yield Finding(
-                    "sync", message + has, f"a layout that splits them, or no sync for {path}"
-                )
+            view, ids = stage_for(stage, path), tables.get(path, "")
+            for form, told in ids_of(view).items():
+                key = "sync" if form == view.sync_form else "store"
+                if told != ids or not ids:
+                    message = f"stage {index}: {form} has the rows of {path} that input "
+                    near = f"no {key} for {path}, which is read otherwise too"
+                    yield Finding(
+                        key, f"{message}{told[:SHOWN]!r} names, and others are read",
+                        f"ids {ids!r}" if ids else near,
+                    )  # fmt: skip
+                elif 0 in splits_of(plan, graph, index, path).values():
+                    yield torn_rows(form, path)
+                elif view.dp > 1 and _gathers_ids(plan, graph, index, path, ids):
+                    message = f"stage {index}: a layout gathers ids of all replicas to look up "
+                    has = f"{path}, and {form} has the rows of a replica's own"
+                    yield Finding(
+                        key, message + has, f"a layout that splits them, or no {key} for {path}"
+                    )
 
 
 def stepping_notes(plan: Plan) -> Iterator[Finding]:
@@ -51,6 +59,7 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
     for index, stage in enumerate(plan.stages):
         for path, choice in stage.by_parameter.items():
             view = as_for(stage, choice)
+            yield from _useless(index, path, view, choice.update or plan.optimizer)
             known = view.sync is not None and facts_of_tables(view.sync_form)
             if stage.dp == 1 or not (known and is_exact(view.sync_form)):
                 continue
@@ -69,6 +78,20 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
                 f"each step, {when}, by {step}{alone}{why}",
                 severity="note",
             )
+
+
+def _useless(index: int, path: str, view: Stage, step: str) -> Iterator[Finding]:
+    """A cache of a table all of whose rows are stepped."""
+    rest = [name for name in UPDATES if update(name).rests_by_default]
+    kept = view.store is not None and keeps_rows(view.store.form)
+    if kept and view.store and not (step in UPDATES and update(step).rests_by_default):
+        yield Finding(
+            "store",
+            f"stage {index}: {step} changes rows of {path[:SHOWN]} that no batch reads: all are "
+            f"stepped on the host, and none stay with {view.store.form}",
+            f"update {' or '.join(rest)} for it, or no store for {path[:SHOWN]}",
+            severity="note",
+        )
 
 
 def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, int]:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -57,7 +59,16 @@ def count_rows(model: nn.Module, batches: Iterable[Any]) -> RowCounts:
         raise PlanError(
             "no embedding of the model looked anything up: are there batches, and tables?"
         )
-    return RowCounts(tables, parts={path: _parts(seen[path], rows[path]) for path in tables})
+    return RowCounts(
+        tables, parts={path: _parts(seen[path], rows[path]) for path in tables},
+        each={path: _each(seen[path], rows[path]) for path in tables},
+    )  # fmt: skip
+
+
+def _each(counts: Mapping[int, int], rows: int) -> npt.NDArray[np.float64]:
+    found = np.zeros(rows)
+    found[list(counts)] = list(counts.values())
+    return found
 
 
 def _parts(counts: Mapping[int, int], rows: int) -> tuple[Mapping[int, int], ...]:

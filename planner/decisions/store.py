@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from meshwright.forms.storage import choosable, relieving
+from meshwright.forms.storage import for_stages, relieving
 from meshwright.forms.sync import goes_with, takes
 from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
@@ -21,7 +21,7 @@ def _store(stage: Stage) -> str:
 def pinned_store(constraints: Iterable[Constraint]) -> str:
     """Returns the store that all stages are asked to have; empty if none is."""
     value = pinned(constraints, "store")
-    return str(value) if value in choosable() else ""
+    return str(value) if value in for_stages() else ""
 
 
 def relieving_pins(constraints: Iterable[Constraint]) -> tuple[Pin, ...]:
@@ -36,7 +36,7 @@ def relieving_pins(constraints: Iterable[Constraint]) -> tuple[Pin, ...]:
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     """Where it goes with their zero."""
     name = str(value)
-    if name not in choosable() or not takes(stage, name):
+    if name not in for_stages() or not takes(stage, name):
         return stage
     if stage.sync is None and not goes_with(stage.sync_form, stage.dp, stage.zero, name):
         return stage
@@ -44,7 +44,7 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
 
 
 DECISION = Decision(
-    words=(_AS_ZERO, *choosable()),
+    words=(_AS_ZERO, *for_stages()),
     scope="plan",
     read=lambda plan, stage: _store(stage),
     apply=_apply,

@@ -79,7 +79,7 @@ def _with(
     """A stage with a form for a table that it has, if nothing else is said of that; replicas that
     hold all may share rows out instead."""
     blocks = plan.stage_blocks(problem.graph, index)
-    facts = _facts(problem, plan, index, table)
+    facts = facts_of(problem, plan, index, table)
     wanted = facts_of_tables(form)
     if stage.dp == 1 or not all(facts.get(name) for name in wanted):
         return stage
@@ -103,11 +103,11 @@ def _data(stage: Stage) -> tuple[int, int]:
     return stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)
 
 
-def _facts(
+def facts_of(
     problem: Problem, plan: Plan, index: int, table: EmbeddingTable
 ) -> Mapping[str, Setting]:
-    """What is known of a table, by the names of settings; nothing if its rows were not counted.
-    Of replicas with unequal shares, the one with most samples reads most rows."""
+    """Returns what is known of a table, by the names of settings; nothing if its rows were not
+    counted. Of replicas with unequal shares, the one with most samples reads most rows."""
     assert problem.rows is not None
     stage = plan.stages[index]
     most = max(stage.batch_shares) / sum(stage.batch_shares)

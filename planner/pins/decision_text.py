@@ -19,6 +19,7 @@ from meshwright.ir.extensions import nearest
 from meshwright.ir.layout.layout import Shard, parse_placement
 from meshwright.ir.plan.plan import MODEL_AXES
 from meshwright.ir.text.plain_text import shown
+from meshwright.planner.pins.cache_pins import KEY, TablesCached
 from meshwright.planner.pins.decisions import (
     EVERYWHERE,
     Constraint,
@@ -66,7 +67,10 @@ def parse_constraint(given: str | Constraint) -> Constraint:
     if match := _PLACE.fullmatch(text):
         return _placed(text, *match.groups())
     if match := _PARAMETERS.fullmatch(text):
-        return parse_parameters(text, *match.groups())
+        pattern, values = match.groups()
+        if values.startswith(f"{KEY}="):
+            return TablesCached(pattern, ((KEY, values.removeprefix(f"{KEY}=").strip()),))
+        return parse_parameters(text, pattern, values)
     if match := _CAP.fullmatch(text):
         return _cap(match[1], match[2])
     scope, rest = _scope(text)

@@ -104,6 +104,6 @@ def _legal(key: str) -> tuple[str, ...]:
         case "sync":
             return sync.pinnable()
         case "store":
-            return storage.choosable()
+            return storage.for_stages()
         case _:
             return tuple(UPDATES)

@@ -268,6 +268,12 @@ def _relieve(problem: Problem, found: SearchLog, searcher: str, end: float) -> N
             least_s = float("inf") if problem.objective == "memory" else found.least_s
             for plan in relieved(problem, solve, first, least_s):
                 _take(problem, Offer(plan=plan), found)
+            for choice in islice(first_choices(problem), FIRST if problem.rows else 0):
+                base = build_plan(problem, obey(problem, choice))
+                for plan in variants("cached_tables", problem, base):
+                    _take(problem, Offer(plan=plan), found)
+                if found.best is not None:
+                    break
     except TimeUp:
         return
 
@@ -277,8 +283,9 @@ def _improve(problem: Problem, found: SearchLog, deadline: float) -> None:
     try:
         with until(deadline):
             for plan in short_of(found):
-                for variant in variants("host_memory", problem, plan):
-                    _take(problem, Offer(plan=variant), found)
+                for name in ("host_memory", "cached_tables"):
+                    for variant in variants(name, problem, plan):
+                        _take(problem, Offer(plan=variant), found)
             _make_schedules(problem, found, deadline)
             _finish_best(problem, found, deadline)
     except TimeUp:

@@ -1,7 +1,7 @@
 """Puts a rank's part of a job together: groups, tensors, stages."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from meshwright.ir.placed import used_at
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
+from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
@@ -90,9 +91,11 @@ def build_rank(
     seed: int,
     *,
     shared: bool = True,
+    rows: RowCounts | None = None,
 ) -> RankParts:
     """Every rank calls this at the same time: it makes process groups, and ranks tell each other
-    which tensors they have. In a dry run nobody else is there (`shared` is False)."""
+    which tensors they have. In a dry run nobody else is there (`shared` is False). `rows`: how
+    often each row of tables occurs, where somebody has counted."""
     check(plan)
     check_retention(plan)
     check_tables(plan, graph)
@@ -110,6 +113,8 @@ def build_rank(
         index = program.index
         stage = plan.stages[index]
         lines[index] = _lines(plan, index, rank, groups, recorder)
+        if rows is not None:
+            lines[index] = replace(lines[index], counts=rows.each)
         tensors[index], absent = stage_tensors(
             program, graph, source, device, as_traced=copies is not None
         )

@@ -11,6 +11,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.loss_module import Batch, LossFn
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.run import Checking, wanted
@@ -56,6 +57,7 @@ def compile(
     check: bool | None = None,
     on_nonfinite: Policy = "stop",
     tune: bool = False,
+    rows: str | Path | RowCounts | None = None,
 ) -> Job:
     """Called by every rank, under torchrun; alone if the plan is for one.
 
@@ -69,8 +71,11 @@ def compile(
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
     loss that is not finite ends the job, or as `on_nonfinite` says. With `tune`, sizes of buckets
     are tried while the job trains, at a small cost, and the fastest is kept (`Job.retuning`).
+    `rows` is how often rows of embedding tables occur (`mw.count_rows`, or its file), which caches
+    of tables begin with.
     """
     check_policy(on_nonfinite)
+    counts = RowCounts.load(rows)
     if isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
         optimizer = as_one(optimizer)
     check_fresh(model)
@@ -97,7 +102,8 @@ def compile(
     checking = Checking.of(
         model, plan, graph, loss_fn, example_inputs, chosen_optimizer, lr, chosen
     ) if wanted(check) else None  # fmt: skip
-    parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
+    parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed,
+                       rows=counts)  # fmt: skip
     made = make_optimizer(
         chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )

@@ -1,7 +1,7 @@
 """A job: what every rank of it calls to train."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,18 +115,21 @@ class Job:
         self.residence.started()
 
     def step(
-        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
-    ) -> Tensor:
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None,
+        later: Sequence[Batch] = (),
+    ) -> Tensor:  # fmt: skip
         """Trains on one global batch; the loss, the same on every rank.
 
         Every rank passes the whole batch, or with `sharded` its own part (see `shard`); so with
-        `next_batch`, that of the next call, which some forms of synchronisation work ahead with.
+        `next_batch`, that of the next call, which some forms of synchronisation work ahead with,
+        and with `later`, those that follow it, for stores that bring rows from farther ahead.
         """
-        return self._step(batch, self._kind, sharded, next_batch)
+        return self._step(batch, self._kind, sharded, next_batch, later)
 
     def track_memory(
-        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
-    ) -> Tensor:
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None,
+        later: Sequence[Batch] = (),
+    ) -> Tensor:  # fmt: skip
         """Takes a step that counts the bytes of all live tensors; `tensor_memory` is their peak.
 
         It trains as any step does, but on CPU more slowly, so its time counts nowhere.
@@ -138,7 +141,7 @@ class Job:
             if self.device.type == "cuda"
             else tracking(parts, optimizer, flatten_batch(batch).values())
         ) as found:
-            loss = self._step(batch, "tracked", sharded, next_batch)
+            loss = self._step(batch, "tracked", sharded, next_batch, later)
         self.tensor_memory = found[0]
         self.residence.skip()
         return loss
@@ -162,20 +165,26 @@ class Job:
         return loss
 
     def _step(
-        self, batch: Batch, kind: StepKind, sharded: bool, next_batch: Batch | None
-    ) -> Tensor:
+        self, batch: Batch, kind: StepKind, sharded: bool, next_batch: Batch | None,
+        later: Sequence[Batch] = (),
+    ) -> Tensor:  # fmt: skip
         with self._recording(kind) as record:
-            loss = self.backward(batch, sharded=sharded, last=True, next_batch=next_batch)
+            loss = self.backward(
+                batch, sharded=sharded, last=True, next_batch=next_batch, later=later
+            )
             record.loss = loss
             self._apply(1.0)
         return loss
 
     def accumulate(
-        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
-    ) -> Tensor:
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None,
+        later: Sequence[Batch] = (),
+    ) -> Tensor:  # fmt: skip
         """Adds a batch's gradients without an optimizer step; `apply` takes it."""
         with self._recording(self._kind) as record:
-            loss = self.backward(batch, sharded=sharded, last=False, next_batch=next_batch)
+            loss = self.backward(
+                batch, sharded=sharded, last=False, next_batch=next_batch, later=later
+            )
             record.loss = loss
         return loss
 
@@ -367,6 +376,7 @@ class Job:
         sharded: bool = False,
         last: bool = True,
         next_batch: Batch | None = None,
+        later: Sequence[Batch] = (),
     ) -> Tensor:
         """Adds a batch's gradients to those of the step, and nothing else; `last`: none follow."""
         if self.missing:
@@ -376,10 +386,13 @@ class Job:
             )
         with self.failures.guard():
             stages = self.parts.stages.values()
-            reads = [self._samples(x, sharded) for x in (batch, next_batch)]
+            following = [next_batch] if next_batch is None or not later else [next_batch, *later]
+            reads = [self._samples(x, sharded) for x in (batch, *following)]
             for stage in stages:
+                if stage.sync.reads_batches:
+                    stage.sync.coming([x for x in reads[2:] if x is not None])
                 begin = stage.sync.more if self.accumulated else stage.sync.begin
-                begin(*(reads if stage.sync.reads_batches else ()))
+                begin(*(reads[:2] if stage.sync.reads_batches else ()))
                 # Accumulated batches of one step draw different dropout masks.
                 stage.comm.step = self.state.step + (self.accumulated << 32)
                 stage.reduce_early = last and not self.accumulated

@@ -17,6 +17,7 @@ from meshwright.ir.plan.plan_io import content_hash
 from meshwright.ir.plan.schedule import Action, Work
 from meshwright.ir.profile.measured import (
     ActionMeasured,
+    CacheMeasured,
     CollectiveMeasured,
     KernelMeasured,
     Measured,
@@ -65,6 +66,13 @@ def report(
         timeline=_timeline(stats),
         kernels=_kernels(stats),
         tuned=tuned,
+        caches=tuple(
+            CacheMeasured(
+                table=one.path, slots=one.slots, rows=one.rows, here=one.here, written=one.written
+            )
+            for stage in parts.stages.values()
+            for one in stage.sync.found
+        ),
         detailed=len(records),
     )
 

@@ -46,37 +46,54 @@ def _is_same(optimizer: torch.optim.Optimizer, some: SomeRows, form: Update | No
     """Whether rows can be stepped alone: all state that they will have is there by row."""
     if not some.of.numel():
         return True
-    return form is not None and len(_by_row(optimizer, some.of)) == form.copies
+    return form is not None and len(by_row(optimizer, some.of)) == form.copies
 
 
-def _by_row(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+def by_row(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """Returns what an optimizer keeps of each row of a parameter, by name."""
     state = optimizer.state[parameter] if parameter in optimizer.state else {}
     return {key: x for key, x in state.items() if is_like(x, parameter.data)}
 
 
 class _Put(NamedTuple):
-    """A parameter that is some rows of itself."""
+    """A parameter in whose place an optimizer steps some rows of it, which may be on another
+    device."""
 
     some: SomeRows
-    whole: Tensor
     state: Mapping[str, Tensor]
+    places: Sequence[tuple[dict[str, Any], int]]
+    """Groups of the optimizer that have it, and where."""
 
     def back(self, optimizer: torch.optim.Optimizer) -> None:
         """It is whole again, with what has been made of the rows."""
-        of, rows = self.some.of, self.some.rows
-        self.whole.index_copy_(0, rows, of.data)
-        of.grad = None
-        of.data = self.whole
+        some, rows, kept = self.some, self.some.rows, self.some.kept
+        for group, place in self.places:
+            group["params"][place] = some.of
+        some.of.grad = None
+        made = optimizer.state.pop(some.part, {})
+        for key in made.keys() - self.state.keys():
+            optimizer.state[some.of][key] = made[key]
+        stepped = {key: made[key] for key in self.state}
+        if kept is not None:
+            kept.write(rows, some.part.data, stepped)
+            return
+        some.of.data.index_copy_(0, rows, some.part.data)
         for key, x in self.state.items():
-            optimizer.state[of][key] = x.index_copy_(0, rows, optimizer.state[of][key])
+            x.index_copy_(0, rows, stepped[key])
 
 
 def _put_rows(optimizer: torch.optim.Optimizer, some: SomeRows) -> _Put:
-    of, state = some.of, _by_row(optimizer, some.of)
-    put = _Put(some, of.data, state)
-    of.grad = None
-    of.data = some.part.data
-    of.grad = some.part.grad
-    for key, x in state.items():
-        optimizer.state[of][key] = x.index_select(0, some.rows)
-    return put
+    state = by_row(optimizer, some.of)
+    if some.kept is None:
+        rows = {key: x.index_select(0, some.rows) for key, x in state.items()}
+    else:
+        rows = some.kept.state(some.rows)
+    if some.of in optimizer.state:
+        optimizer.state[some.part] = {**optimizer.state[some.of], **rows}
+    places = [
+        (group, place) for group in optimizer.param_groups
+        for place, p in enumerate(group["params"]) if p is some.of
+    ]  # fmt: skip
+    for group, place in places:
+        group["params"][place] = some.part
+    return _Put(some, state, places)

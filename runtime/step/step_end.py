@@ -9,7 +9,7 @@ from meshwright.forms.running import LaterStep
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.step.gradients import scaled, sum_over_model
 from meshwright.runtime.step.later_update import LaterUpdate
-from meshwright.runtime.step.some_rows import rows_only
+from meshwright.runtime.step.some_rows import by_row, rows_only
 from meshwright.runtime.step.tied import sum_ties
 
 
@@ -23,6 +23,10 @@ class StepEnd:
     world_size: int
     factor: float = 1.0
     """By which gradients of the step were scaled, but for a limit of their norm."""
+
+    def __post_init__(self) -> None:
+        for stage in self.parts.stages.values():
+            stage.sync.watch(lambda tensor: by_row(self.optimizer, tensor))
 
     def sum_gradients(self) -> None:
         """Makes each held gradient the sum of all parts; after the last batch of a step."""

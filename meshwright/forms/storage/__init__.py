@@ -6,8 +6,9 @@ to make them whole, and `build(slots, lines, stage)`, which makes what does it o
 (`running.ParameterStore`). `SPLIT` says whether a rank has only its part of each parameter: then it
 goes with forms of synchronisation that say the same, else with those that do not. If plans may
 choose it by name, it has `check(stage)` too: what is wrong with its settings, and what would be
-right; its `describe` is also told the settings. With `RELIEVES` it takes less of the device's
-memory than the usual ones, and a search tries it where that is short.
+right; its `describe` is also told the settings, and `stated(settings)` is what these say of the
+data. With `RELIEVES` it takes less of the device's memory than the usual ones, and a search tries
+it where that is short.
 """
 
 import sys
@@ -16,7 +17,7 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Row
+from meshwright.forms.exchange import Exchange, Row
 from meshwright.forms.running import RunningStore
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
@@ -51,10 +52,52 @@ def is_split(name: str) -> bool:
     return bool(getattr(_FILES.load(name), "SPLIT", False))
 
 
+def stated_by(name: str, settings: tuple[tuple[str, Setting], ...]) -> Mapping[str, float]:
+    """Returns what a store's settings state of the data, by the names that its rows have for it
+    (`stated`)."""
+    found = _FILES.load(name)
+    made: Mapping[str, float] = found.stated(dict(settings)) if hasattr(found, "stated") else {}
+    return made
+
+
+def alone(name: str, settings: tuple[tuple[str, Setting], ...]) -> Exchange | None:
+    """Returns what is done with parameters in a store on a rank without replicas (`alone`), the
+    store's own rows left out; None: the same as in any store."""
+    found = _FILES.load(name)
+    return cast(Exchange, found.alone(dict(settings))) if hasattr(found, "alone") else None
+
+
+@cache
+def keeps_rows(name: str) -> bool:
+    """Tells whether a store keeps rows of tables, of which blocks have those that an input names
+    (`ROWS`): then it goes with forms that take such, or without replicas."""
+    return bool(getattr(_FILES.load(name), "ROWS", False))
+
+
+@cache
+def of_tables() -> tuple[str, ...]:
+    """Lists the stores that a search tries on embedding tables where memory is short: those that
+    keep rows, and whose files say which facts of a table they are told (`TABLES`)."""
+    return tuple(key for key in choosable() if keeps_rows(key) and facts_of_store(key))
+
+
+@cache
+def facts_of_store(name: str) -> tuple[str, ...]:
+    """Lists the settings of a store that are facts of a table (`planner.finishing`)."""
+    return tuple(getattr(_FILES.load(name), "TABLES", ()))
+
+
 @cache
 def choosable() -> tuple[str, ...]:
     """Returns the stores that plans may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+@cache
+def for_stages() -> tuple[str, ...]:
+    """Lists the stores that plans may name for all parameters of a stage: all but those that keep
+    rows of tables."""
+    return tuple(key for key in choosable() if not keeps_rows(key))
 
 
 @cache

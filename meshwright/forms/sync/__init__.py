@@ -30,7 +30,7 @@ from typing import cast
 from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
-from meshwright.forms.storage import USUAL, is_split, stored_rows
+from meshwright.forms.storage import USUAL, alone, is_split, keeps_rows, stated_by, stored_rows
 from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
@@ -38,7 +38,7 @@ from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
-from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
+from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage, sync_name
 from meshwright.ir.precision import precision
 from meshwright.ir.text.plain_text import SHOWN
 
@@ -46,6 +46,8 @@ add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")
 IDS = "ids"
 """The setting that names the input whose values are the rows that a form has."""
+USUAL_FORM = sync_name(0, 1)
+"""The form of a stage without replicas."""
 _Settings = tuple[tuple[str, Setting], ...]
 
 
@@ -72,7 +74,7 @@ def stored_exchange(name: str, replicas: int, zero: int, store: str) -> Exchange
 @cache
 def goes_with(name: str, replicas: int, zero: int, store: str) -> bool:
     """Tells whether a form that `zero` is short for goes with a store that plans may choose."""
-    if is_split(store) != takes_parts(name, zero):
+    if keeps_rows(store) or is_split(store) != takes_parts(name, zero):
         return False
     try:
         _made(name, replicas, None, store, ())
@@ -131,8 +133,11 @@ def _made(
     if told and getattr(half, "SHARDS", False):
         more["shards"] = shards
     own: Exchange = half.describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
+    if replicas == 1 and stored is not None:
+        own = alone(store, stored) or own
     rows = (*stored_rows(store, replicas, stored), *own.rows)
-    return checked(replace(own, form=name, rows=rows).stepping(some=rests))
+    stated = {**own.stated, **(stated_by(store, stored) if stored is not None else {})}
+    return checked(replace(own, form=name, rows=rows, stated=stated).stepping(some=rests))
 
 
 @cache
@@ -248,6 +253,22 @@ def has_some_rows(key: str) -> bool:
     return IDS in facts_of_tables(key)
 
 
+def reads_some_rows(stage: Stage) -> bool:
+    """Tells whether blocks of a stage have only the rows of its tables that an input names."""
+    return bool(ids_of(stage))
+
+
+def ids_of(stage: Stage) -> Mapping[str, str]:
+    """Returns, of the form and the store of a stage under which blocks have only the rows that an
+    input names, which input they were told."""
+    found: dict[str, str] = {}
+    if has_some_rows(stage.sync_form) and stage.sync is not None:
+        found[stage.sync_form] = str(stage.sync.settings.get(IDS, ""))
+    if stage.store is not None and keeps_rows(stage.store.form):
+        found[stage.store.form] = str(stage.store.settings.get(IDS, ""))
+    return found
+
+
 @cache
 def has_taps(key: str) -> bool:
     """Tells whether a form is told what layers read, and the gradients of what they made (`TAPS`):
@@ -274,6 +295,13 @@ def has_owners() -> tuple[str, ...]:
     return tuple(
         key for key in chosen() if is_exact(key) and getattr(_FILES.load(key), "OWNERS", False)
     )
+
+
+@cache
+def takes_rows(key: str) -> bool:
+    """Tells whether a form takes stores that keep rows of tables, and bring those that are asked
+    for (`ROW_STORES`)."""
+    return bool(getattr(_FILES.load(key), "ROW_STORES", False))
 
 
 @cache
@@ -346,6 +374,8 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
 
 def takes(stage: Stage, store: str) -> bool:
     """Tells whether the form of a stage takes parameters that are in a store."""
+    if keeps_rows(store):
+        return takes_rows(stage.sync_form) if stage.dp > 1 else stage.sync_form == USUAL_FORM
     return is_split(store) == takes_parts(stage.sync_form, level_of(stage))
 
 
@@ -353,6 +383,11 @@ def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
     """What does not go together in a stage."""
     store, form = store_of(stage), stage.sync_form
     if not takes(stage, store):
+        if keeps_rows(store):
+            forms = " or ".join([key for key in chosen() if takes_rows(key)])
+            message = f"store {store} has rows of tables, and {form} takes none from it"
+            yield Finding("store", message, f"sync {forms}, or no replicas")
+            return
         split = is_split(store)
         what = "of which a rank has its part" if split else "that every rank has whole"
         message = f"store {store} is of parameters {what}, and {form} takes others"

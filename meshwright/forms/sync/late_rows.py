@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, Together, owned_tables
 from meshwright.forms.owner_exchange import ID_BYTES, ZERO, ops_of_rows, wrong_owners
 from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
@@ -108,10 +108,10 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage. PlanError for a table of which model axes split rows,
     or that has none."""
-    return build_together([(slots, stage)], lines)
+    return build_together([(slots, stage, store)], lines)
 
 
-def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
+def build_together(groups: Sequence[Together], lines: Lines) -> SyncRun:
     """Returns what runs the form for groups of which the stage says different settings: rows of all
     tables go in one message. Errors are those of `build`."""
     return _LateRows(*owned_tables("late_rows", groups, lines), lines)

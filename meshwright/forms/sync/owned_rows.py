@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.owned import OwnedRows, owned_tables
+from meshwright.forms.owned import OwnedRows, Together, owned_tables
 from meshwright.forms.owner_exchange import ZERO, exchange_of_owners, wrong_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
@@ -25,6 +25,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
+ROW_STORES = True
 TABLES = ("rows", "rows_each", "row_bytes", "busiest", "ids")
 TABLE_ZERO = ZERO
 _SETTINGS: Known = {
@@ -55,10 +56,10 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage. PlanError for a table of which model axes split rows,
     or that has none."""
-    return build_together([(slots, stage)], lines)
+    return build_together([(slots, stage, store)], lines)
 
 
-def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
+def build_together(groups: Sequence[Together], lines: Lines) -> SyncRun:
     """Returns what runs the form for groups of which the stage says different settings: rows of all
     tables go in one message. Errors are those of `build`."""
     return OwnedRows(*owned_tables("owned_rows", groups, lines), lines)

@@ -32,4 +32,9 @@ def measured_rows(plan: Plan, runs: Sequence[Measured]) -> dict[str, Any]:
             {"kernel": one.kernel, "way": one.way, "why": one.why, "calls": one.calls}
             for one in found.kernels
         ],
+        "caches": [
+            {"table": one.table, "slots": one.slots, "rows": one.rows, "hits": one.hit_rate,
+             "written": one.written, "rank": run.rank}
+            for run in runs for one in run.caches
+        ],
     }  # fmt: skip

@@ -11,9 +11,19 @@ function measuredSection() {
   const verdict = el("p", { text: m.verdict, style: { color: `var(--${m.inside ? "good" : "bad"})`, fontWeight: 600 } });
   const node = section("measured", "Predicted and measured", `A run on ${m.machine}: medians of its timed steps, the worst first.`,
     verdict, stepBars(m.steps), el("div", { class: "scroll" }, el("table", {},
-      head("", "what", "#predicted", "#measured", "#error", "~"), el("tbody", {}, rows))), kernelCalls(m.kernels));
+      head("", "what", "#predicted", "#measured", "#error", "~"), el("tbody", {}, rows))), kernelCalls(m.kernels), cacheHits(m.caches));
   node.classList.add("long");
   return node;
+}
+
+// Rows that caches of tables had, of those that were asked for; nothing where a plan has none.
+function cacheHits(caches) {
+  if (!caches.length) return null;
+  const rows = caches.map((one) => el("tr", {}, el("td", { text: one.table }), el("td", { class: "num", text: whole(one.rank) }),
+    el("td", { class: "num", text: whole(one.slots) }), el("td", { class: "num", text: whole(one.rows) }),
+    el("td", { class: "num", text: percent(one.hits, 1) }), el("td", { class: "num", text: whole(one.written) })));
+  return el("div", { class: "scroll", id: "caches" }, el("h3", { text: "Caches of tables" }),
+    el("table", {}, head("table", "#rank", "#slots", "#rows read", "#in a slot", "#written back"), el("tbody", {}, rows)));
 }
 
 // Which way calls of fused kernels went, and why not by Triton; nothing where a plan has none.

@@ -1,0 +1,1 @@
+"""Caches of embedding tables: hits, speed."""
