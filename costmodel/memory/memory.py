@@ -34,8 +34,8 @@ def training_state(
     return JobBytes(
         parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + parameters,
         gradients_bytes=kept("gradients"),
-        optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
-        host_bytes=sum([n * stepped for kind, n in beside.items() if kind in on_host])
+        optimizer_bytes=0 if "optimizer" in gone else ceil(copies * stepped),
+        host_bytes=sum([ceil(n * stepped) for kind, n in beside.items() if kind in on_host])
         + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )
 

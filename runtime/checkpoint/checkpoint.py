@@ -21,6 +21,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
 from meshwright.ir.precision import in_which_traced
+from meshwright.ir.torch_private import wraps_tensors
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
@@ -235,12 +236,15 @@ def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
 
 def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
     """A tensor of the held one's shape, or a single number that belongs to it."""
+    if wraps_tensors(x) or (x.ndim and x.shape != held.tensor.shape):
+        kind = f"{type(x).__name__} " if wraps_tensors(x) else ""
+        raise PlanError(
+            f"the optimizer keeps a {kind}tensor of shape {tuple(x.shape)} for "
+            f"{held.param.fqn!r}, of which this rank has {tuple(held.tensor.shape)}: such a state "
+            "cannot be cut for another plan, so no checkpoint has it; job.export(folder) writes "
+            "the parameters alone"
+        )
     if x.shape != held.tensor.shape:
-        if x.ndim:
-            raise PlanError(
-                f"the optimizer keeps a tensor of shape {tuple(x.shape)} for {held.param.fqn!r}, "
-                f"which has {tuple(held.tensor.shape)}: such a state cannot be cut for another plan"
-            )
         return Boxed((), ((ShardBox((), (), ()), x),), writes)
     shape = held.param.global_shape
     boxes = pieces(held.param.runs, held.rows)
