@@ -37,8 +37,8 @@ def owner_notes(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 "sync",
                 f"stage {index}: {view.sync_form} has {len(paths)} parameters stepped whole by "
                 f"{spoken(name or plan.optimizer)}, each by one of {ranks} owners: the one with "
-                f"most to do has {exchange.busiest:.1%} of the work, where {1 / ranks:.1%} is even, and one "
-                f"rank has {exchange.largest:.1%} of their state at most",
+                f"most to do has {exchange.busiest:.1%} of the work, where {1 / ranks:.1%} is "
+                f"even, and one rank has {exchange.largest:.1%} of their state at most",
                 severity="note",
             )
 

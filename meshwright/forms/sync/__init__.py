@@ -372,8 +372,8 @@ def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
     parts = reach in (Reach.ELEMENT, Reach.BLOCK)
     if apart and not (parts or (reach is Reach.PARAMETER and made.owns_whole)):
         message = (
-            f"under {form} each rank steps its part of a parameter, and a step of {spoken(optimizer)} "
-            f"depends on {reach.value}"
+            f"under {form} each rank steps its part of a parameter, and a step of "
+            f"{spoken(optimizer)} depends on {reach.value}"
         )
         whole = reach is Reach.PARAMETER and has_owners()
         near = f"sync {whole[0]} and zero 1, " if whole else ""
