@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meshwright.forms.methods import with_method as with_method
     from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from meshwright.profiling.profiling import profile as profile
     from meshwright.profiling.rows import count_rows as count_rows
     from meshwright.running.logs import MetricLog as MetricLog
+    from meshwright.runtime.job.by_method import by_method as by_method
     from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
     from meshwright.tools.race.racing import race as race
@@ -54,6 +56,7 @@ _HOME = {
     "PlanError": "ir.errors",
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
+    "by_method": "runtime.job.by_method",
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
@@ -66,6 +69,7 @@ _HOME = {
     "split": "ir.trace.annotate",
     "stage": "ir.trace.annotate",
     "trace": "ir.trace.trace",
+    "with_method": "forms.methods",
     "write_report": "tools.report.page",
     "write_trace": "tools.report.trace",
 }

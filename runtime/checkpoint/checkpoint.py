@@ -55,7 +55,7 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
     alone, first = job.plan.world_size == 1, job.parts.rank == 0
     settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
     partial = folder / f"step-{job.state.step:08d}.partial"
-    with _told(alone, f"{folder}: the checkpoint cannot be written"):
+    with told(alone, f"{folder}: the checkpoint cannot be written"):
         sync_tensors, sync_rest = sync_state.kept(job)
         if first:
             folders.begin(folder, job.state.step)
@@ -64,14 +64,14 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
         content |= _contents(job, stage)
     content |= job.unread.saved(persistent(job.model), first) | sync_tensors
     name = f"part-{job.parts.rank:05d}.safetensors"
-    with _told(alone, f"{partial}: the checkpoint could not be written"):
+    with told(alone, f"{partial}: the checkpoint could not be written"):
         own = name, *parts.write(to_write(content), partial / name), sync_rest
     everyone = [own] if alone else to_first(own)
-    with _told(alone, f"{partial}: the checkpoint could not be written"):
+    with told(alone, f"{partial}: the checkpoint could not be written"):
         if first:
             made = Manifest(
                 job.state.step, job.graph.fingerprint, settings, kept,
-                {name: file for name, file, _, _ in everyone}, _tensors(everyone),
+                {name: file for name, file, _, _ in everyone}, stored_tensors(everyone),
                 {where: entry for *_, rest in everyone for where, entry in rest.items()},
             )  # fmt: skip
             write(partial / manifest.NAME, manifest.dumps(made))
@@ -84,7 +84,7 @@ def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
 
 
-def _tensors(
+def stored_tensors(
     everyone: Sequence[tuple[str, PartFile, list[Written], Mapping[str, SyncValues]]],
 ) -> dict[str, StoredTensor]:
     """All tensors by name. Of a number that several ranks wrote, the first counts."""
@@ -101,7 +101,7 @@ def _tensors(
 
 
 @contextmanager
-def _told(alone: bool, what: str) -> Iterator[None]:
+def told(alone: bool, what: str) -> Iterator[None]:
     """What fails inside on one rank, on disk or by a rule, is a PlanError on every rank."""
     text, damaged = "", False
     try:
@@ -142,7 +142,7 @@ def load(job: "Job", folder: Path, *, drop_sync_state: bool = False) -> dict[str
     alone = job.plan.world_size == 1
     for path in folders.candidates(folder):
         try:
-            with _told(alone, str(path)):
+            with told(alone, str(path)):
                 source = _opened(path)
                 _fill(job, replace(source, sync={}) if drop_sync_state else source)
         except DamagedError as error:
