@@ -1,9 +1,6 @@
-"""A recurrent network as users write it, and handwritten digits as sequences."""
-
-from functools import cache
+"""A recurrent network as users write it, and sequences to learn."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 
@@ -22,10 +19,11 @@ class LastState(nn.Module):
         return found
 
 
-@cache
-def digit_rows() -> tuple[Tensor, Tensor]:
-    """Returns scikit-learn's digits in one fixed order: [1797, 8, 8] from 0 to 1 in float64, and
+def sequences(count: int) -> tuple[Tensor, Tensor]:
+    """Returns samples [count, 8, 8] in float64, each a pattern of its class with noise, and
     labels."""
-    x, y = load_digits(return_X_y=True)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(x / 16.0).view(-1, 8, 8)[order], torch.tensor(y)[order]
+    draw = torch.Generator().manual_seed(0)
+    patterns = torch.rand(10, 8, 8, generator=draw, dtype=torch.float64)
+    labels = torch.randint(10, (count,), generator=draw)
+    noise = torch.randn(count, 8, 8, generator=draw, dtype=torch.float64)
+    return patterns[labels] + 0.3 * noise, labels

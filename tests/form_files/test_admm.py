@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.by_method import by_method
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.recurrent_nets import LastState, digit_rows
+from meshwright.testing.recurrent_nets import LastState, sequences
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.check import check_plan, read_plan
 
@@ -37,8 +38,7 @@ def net() -> nn.Module:
 
 @cache
 def samples() -> tuple[Tensor, Tensor]:
-    x, y = digit_rows()
-    return x[:SAMPLES], y[:SAMPLES]
+    return sequences(SAMPLES)
 
 
 @cache
@@ -91,7 +91,7 @@ def test_late_sums_of_no_delay_are_the_exact_ones_and_others_converge() -> None:
 
 def test_the_lagrangian_never_rises() -> None:
     values = alone(trained, plan(1), 60)[0]
-    assert all(b <= a for a, b in zip(values, values[1:], strict=False))
+    assert all(b <= a for a, b in pairwise(values))
     assert values[-1] < 0.25 * values[0]
 
 
@@ -141,8 +141,9 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     }
     for near, given in wrong.items():
         assert near in " ".join(map(str, method_findings(given))), near
-    for key, settings, text in [("admn", {}, "nearest is 'admm'"), ("admm", {"rho": 1}, "no setting"),
-                                ("admm", {"stale": 99}, "from 0 to 8")]:  # fmt: skip
+    asked = [("admn", {}, "nearest: admm"), ("admm", {"rho": 1}, "no setting"),
+             ("admm", {"stale": 99}, "from 0 to 8")]  # fmt: skip
+    for key, settings, text in asked:
         with pytest.raises(PlanError, match=text):
             with_method(replace(good, method=None), key, **settings)
 
