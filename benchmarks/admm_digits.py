@@ -10,10 +10,13 @@ and the best learning rate of a sweep by their last loss; SGD also runs at 10 ti
 
 import argparse
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +27,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.by_method import by_method
-from meshwright.testing.recurrent_nets import LastState, digit_rows
+from meshwright.testing.recurrent_nets import LastState
 from meshwright.testing.spawn import alone, run_ranks
 
 LEARNT = 1400
@@ -36,6 +39,14 @@ Curve = tuple[list[float], float]
 def net(hidden: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return LastState(hidden).double()
+
+
+@cache
+def digit_rows() -> tuple[Tensor, Tensor]:
+    """All digits in one fixed order: [1797, 8, 8] from 0 to 1 in float64, and labels."""
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(x / 16.0).view(-1, 8, 8)[order], torch.tensor(y)[order]
 
 
 def samples(count: int = LEARNT) -> tuple[Tensor, Tensor]:
@@ -95,7 +106,7 @@ def best(kind: str, hidden: int, seed: int, steps: int) -> tuple[float, Curve]:
 
 def rises(values: list[float]) -> int:
     """Steps that ended higher than the one before."""
-    return sum(b > a for a, b in zip(values, values[1:], strict=False))
+    return sum(b > a for a, b in pairwise(values))
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from meshwright.ir.errors import PlanError
 
 _WANTED = (
-    "one nn.RNN (tanh, one layer, one direction, batch_first=True) and one nn.Linear that reads its "
-    "last state"
+    "one nn.RNN (tanh, one layer, one direction, batch_first=True) and one nn.Linear that reads "
+    "its last state"
 )
 
 

@@ -101,8 +101,8 @@ class MethodJob:
                 folders.begin(path, self.steps)
         name = f"part-{own:05d}.safetensors"
         with told(alone, f"{partial}: the checkpoint could not be written"):
-            mine = name, *parts.write(to_write(self._boxes(self.run.shared)), partial / name), {}
-        everyone = of_all(mine)
+            written = parts.write(to_write(self._boxes(self.run.shared)), partial / name)
+        everyone = of_all((name, *written, {}))
         with told(alone, f"{partial}: the checkpoint could not be written"):
             if own == 0:
                 files = {name: file for name, file, _, _ in everyone}

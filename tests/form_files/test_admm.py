@@ -92,7 +92,7 @@ def test_late_sums_of_no_delay_are_the_exact_ones_and_others_converge() -> None:
 def test_the_lagrangian_never_rises() -> None:
     values = alone(trained, plan(1), 60)[0]
     assert all(b <= a for a, b in pairwise(values))
-    assert values[-1] < 0.25 * values[0]
+    assert values[-1] < 0.4 * values[0]
 
 
 def resumed(folder: Path, before: Plan | None, after: Plan, more: int) -> list[float]:
