@@ -41,12 +41,12 @@ class Counted:
         """Starts the sum of a tensor in place."""
         self.nbytes += x.nbytes
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return _Done()
+            return _SummedAlone()
         work: Awaited = dist.all_reduce(x, async_op=True)
         return work
 
 
-class _Done:
+class _SummedAlone:
     """Of one rank."""
 
     def wait(self) -> object:
