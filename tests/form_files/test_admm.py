@@ -50,7 +50,7 @@ def plan(ranks: int, **settings: Any) -> Plan:
     problem = make_problem(graph(), Cluster.local(ranks), precision="fp64")
     found = build_plan(problem, uniform_choice(problem, dp_replicate=ranks))
     stages = (replace(found.stages[0], batch_shares=SHARES[ranks]),)
-    return with_method(replace(found, stages=stages), "admm", **settings)
+    return with_method(replace(found, stages=stages), "admm", **{"penalty": 1e4, **settings})
 
 
 Trained = tuple[list[float], dict[str, Tensor], int, int]

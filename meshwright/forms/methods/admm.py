@@ -27,7 +27,7 @@ from meshwright.forms.settings import FormSettings, Number, wrong_settings
 from meshwright.ir.plan.plan import Plan, Setting
 
 SETTINGS = {
-    "penalty": Number(1e4, 1e-9, 1e9),
+    "penalty": Number(1e5, 1e-9, 1e9),
     "last_penalty": Number(10.0, 1e-9, 1e9),
     "proximal": Number(1e-3, 0.0, 1e9),
     "dual_step": Number(0.1, 0.0, 1.0),
