@@ -1,6 +1,6 @@
 """Optimizers of libraries under ZeRO: equal to one process, or refused.
 
-python -m benchmarks.user_optimizers [--libraries FOLDER]
+python -m benchmarks.user_optimizers [--libraries FOLDER] [--only torchao.optim ...]
 
 For each optimizer, on two Gloo processes with zero 0 to 3: the largest difference of a parameter
 after five steps from what one process makes, relative to the tensor's largest, or why the job
@@ -13,7 +13,7 @@ it runs in float32, where rounding of gradients moves 8-bit numbers.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -118,11 +118,11 @@ def row(make: Make, more: int, dtype: torch.dtype) -> Iterator[str]:
     yield f"{plan.predicted.stages[0].memory.optimizer_bytes:,} / {state:,}"
 
 
-def makers() -> Iterator[tuple[str, Make, torch.dtype]]:
+def makers(libraries: Sequence[str]) -> Iterator[tuple[str, Make, torch.dtype]]:
     """Those that can be imported."""
     yield from (("own Lion", OwnLion, torch.float64), ("own 8 bits", BlockwiseMomentum,
                                                        torch.float64))  # fmt: skip
-    for library, names in LIBRARIES.items():
+    for library, names in ((one, LIBRARIES[one]) for one in libraries):
         try:
             module = import_module(library)
         except ImportError:
@@ -136,10 +136,12 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--libraries", help="a folder that has some")
-    if folder := parser.parse_args().libraries:
-        sys.path.append(folder)
+    parser.add_argument("--only", nargs="+", choices=list(LIBRARIES), default=list(LIBRARIES))
+    given = parser.parse_args()
+    if given.libraries:
+        sys.path.append(given.libraries)
     table = Table("optimizer", "rows", "0", "1", "2", "3", "found by trying", "state bytes")
-    for name, make, dtype in makers():
+    for name, make, dtype in makers(given.only):
         for more in (0, 4):
             table.add_row(name, str(4 * WIDTH + more), *row(make, more, dtype))
     Console(width=170).print(table)
