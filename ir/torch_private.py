@@ -319,6 +319,14 @@ def wraps_tensors(tensor: Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
+def unwrapped(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold a tensor's data: itself, unless it wraps others."""
+    if not wraps_tensors(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [held for name in names for held in unwrapped(getattr(tensor, name))]
+
+
 _ATTRIBUTES: Any = Tensor
 REQUIRES_GRAD: Any = _ATTRIBUTES.requires_grad.__set__
 """How setting a tensor's `requires_grad` appears to a torch function mode."""

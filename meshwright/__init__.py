@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from meshwright.adapters.files import load_adapter as load_adapter
     from meshwright.adapters.files import save_adapter as save_adapter
     from meshwright.adapters.quantised_linear import quantise as quantise
+    from meshwright.forms.methods import with_method as with_method
     from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from meshwright.profiling.profiling import profile as profile
     from meshwright.profiling.rows import count_rows as count_rows
     from meshwright.running.logs import MetricLog as MetricLog
+    from meshwright.runtime.job.by_method import by_method as by_method
     from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
     from meshwright.tools.race.racing import race as race
@@ -60,6 +62,7 @@ _HOME = {
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
     "adapt": "adapters.adapting",
+    "by_method": "runtime.job.by_method",
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
@@ -76,6 +79,7 @@ _HOME = {
     "split": "ir.trace.annotate",
     "stage": "ir.trace.annotate",
     "trace": "ir.trace.trace",
+    "with_method": "forms.methods",
     "write_report": "tools.report.page",
     "write_trace": "tools.report.trace",
 }

@@ -41,13 +41,14 @@ def training_state(
     parameters += stored_bytes - trained_bytes - frozen_bytes
     parameters += ceil(frozen_bytes / exchange.parts("parameters", dp_shard))
     stepped, copies = kept("optimizer"), update(optimizer).copies
+    state = ceil(copies * ceil(stepped * here("optimizer")))
     gone, on_host = exchange.hosted, exchange.on_host
     read = exchange.copied if exchange.copies_on_host else 0.0
     beside = {"parameters": 1 + read, "gradients": 1, "optimizer": copies}
     return JobBytes(
         parameters_bytes=0 if "parameters" in gone else parameters,
         gradients_bytes=kept("gradients"),
-        optimizer_bytes=0 if "optimizer" in gone else copies * ceil(stepped * here("optimizer")),
+        optimizer_bytes=0 if "optimizer" in gone else state,
         host_bytes=ceil(sum([n * stepped for kind, n in beside.items() if kind in on_host]))
         + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )

@@ -104,7 +104,7 @@ def temporary_bytes(
     if form.room is not None and shapes:
         found = {form.room(shape, size // max(1, prod(shape))) for shape, size in set(shapes)}
         return ceil(max(found))
-    return form.made * (nbytes if device.kind == "cuda" else min(nbytes, largest_bytes))
+    return ceil(form.made * (nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)))
 
 
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:

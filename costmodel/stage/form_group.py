@@ -24,7 +24,7 @@ class FormGroup:
     """Per block: bytes of those to whose gradients it is the last to add; empty where there is no
     other group."""
 
-    state: int = 0
+    state: float = 0
     """Values that the optimizer keeps per value."""
 
     @cached_property

@@ -365,17 +365,20 @@ def _temporary(
     apart = costs.device.is_apart
     for name in dict.fromkeys([part.update for part in parts]):
         own = [
-            (h, n) for part, h, n in zip(parts, held, shares, strict=True)
+            (h, n, part.exchange.owns_whole)
+            for part, h, n in zip(parts, held, shares, strict=True)
             if part.update == name and not (apart and "optimizer" in part.exchange.hosted)
         ]  # fmt: skip
         if not own:
             continue
-        nbytes = sum([int(h.trained_bytes / n) for h, n in own])
-        largest = max([o.largest_trained for h, _ in own for o in h.owned], default=0)
+        nbytes = sum([int(h.trained_bytes / n) for h, n, _ in own])
+        # Owners step whole parameters, other ranks their parts.
+        largest = max([ceil(o.largest_trained / (1 if whole else n)) for h, n, whole in own
+                       for o in h.owned], default=0)  # fmt: skip
         shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
         found.append(temporary_bytes(costs.device, name, nbytes, largest, shapes))
     taken = [
-        update(part.update).copies * ceil(h.trained_bytes * part.exchange.stepped_share / n)
+        ceil(update(part.update).copies * h.trained_bytes * part.exchange.stepped_share / n)
         for part, h, n in zip(parts, held, shares, strict=True) if part.exchange.stepped
     ]  # fmt: skip
     return max(found, default=0) + sum(taken)

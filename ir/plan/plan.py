@@ -270,6 +270,9 @@ class Plan:
     """A file of `ir/precision`."""
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
+    method: FormChoice | None = None
+    """How parameters are trained where not by gradients and `optimizer`: a file of `forms/methods`,
+    such as `admm`."""
     kernels: Many[Fusion] = ()
     """Fused kernels that the model is traced with, for the graph that the plan is for."""
     objective: str = "throughput"

@@ -31,6 +31,7 @@ _UNSAID = frozenset(
         "detail",
         "improved",
         "kernels",
+        "method",
         "device_kind",
         "sync",
         "store",

@@ -106,7 +106,7 @@ def _headline(plan: Plan) -> str:
         f"{plan.model.name}, {plan.model.num_parameters / 1e6:,.1f}M parameters",
         f"{plan.cluster.name}: {plan.world_size} of {plan.cluster.num_devices} devices",
         f"batch {plan.global_batch_size} = {plan.num_microbatches} x {plan.samples_per_microbatch}",
-        f"{plan.precision}, {plan.optimizer}" + _clipping(plan),
+        f"{plan.precision}, {plan.method or plan.optimizer}" + _clipping(plan),
     ]
     if plan.predicted:
         predicted = plan.predicted

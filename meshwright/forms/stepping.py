@@ -2,16 +2,19 @@
 the plan has them, and how evenly owners share them out."""
 
 from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
 
 from meshwright.forms.exchange import Shaped
+from meshwright.forms.flat import chunk_rows
 from meshwright.forms.sync import exchange_of, wrong_parameters
 from meshwright.forms.tables import splits_of
-from meshwright.forms.updates import UPDATES, Reach, update
+from meshwright.forms.updates import Reach, Update, is_known, spoken, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind, Tensor
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import groups_of
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -33,9 +36,9 @@ def owner_notes(plan: Plan, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 "sync",
                 f"stage {index}: {view.sync_form} has {len(paths)} parameters stepped whole by "
-                f"{name or plan.optimizer}, each by one of {ranks} owners: the one with most to do "
-                f"has {exchange.busiest:.1%} of the work, where {1 / ranks:.1%} is even, and one "
-                f"rank has {exchange.largest:.1%} of their state at most",
+                f"{spoken(name or plan.optimizer)}, each by one of {ranks} owners: the one with "
+                f"most to do has {exchange.busiest:.1%} of the work, where {1 / ranks:.1%} is "
+                f"even, and one rank has {exchange.largest:.1%} of their state at most",
                 severity="note",
             )
 
@@ -56,7 +59,7 @@ def update_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
             name = group.update or plan.optimizer
             for message, near in wrong_parameters(plan, graph, index, group.stage, group.paths):
                 yield Finding("sync", f"stage {index}: {message}", near)
-            if name not in UPDATES:
+            if not is_known(name):
                 continue
             form = update(name)
             for path in group.paths:
@@ -72,13 +75,49 @@ def update_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
                     break
                 if form.reach is Reach.ELEMENT:
                     continue
+                if form.reach is Reach.BLOCK and not _on_blocks(form, group.stage, shape):
+                    yield Finding(
+                        "optimizer",
+                        f"stage {index}: {spoken(name)} steps elements in blocks of {form.block}, "
+                        f"and rows of {path[:SHOWN]}, of shape {list(shape)}, on dp_shard="
+                        f"{group.stage.mesh['dp_shard']} ranks end within one, or are less than "
+                        f"{form.least} elements",
+                        "zero 0, or another dp_shard",
+                    )
+                    break
                 split = [a for a in splits_of(plan, graph, index, path)
                          if dict(stage.model).get(a, 1) > 1]  # fmt: skip
                 if split:
                     yield Finding(
                         "by_parameter",
-                        f"stage {index}: a step of {name} depends on {form.reach.value}, and "
-                        f"{path[:SHOWN]} is split over {split[0]}",
+                        f"stage {index}: a step of {spoken(name)} depends on {form.reach.value}, "
+                        f"and {path[:SHOWN]} is split over {split[0]}",
                         f"{split[0]} 1, or update adamw for it",
                     )
                     break
+
+
+def _on_blocks(form: Update, stage: Stage, shape: tuple[int, ...]) -> bool:
+    """Whether ranks of a stage step whole blocks of a parameter."""
+    exchange = exchange_of(stage)
+    if not exchange.is_split("optimizer") or exchange.owns_whole:
+        return True
+    return cut_on_blocks(form, shape, stage.mesh.get("dp_shard", 1))
+
+
+def cut_on_blocks(form: Update, shape: tuple[int, ...], ranks: int) -> bool:
+    """Tells whether so many ranks, who have some rows each, step a parameter as one that has all
+    does, if the optimizer looks at blocks."""
+    borders = row_borders(shape, ranks)
+    if borders[-1] < form.least or len(borders) == 2:
+        return True
+    return not any(border % form.block for border in borders) and all(
+        last - first >= form.least for first, last in pairwise(borders)
+    )
+
+
+def row_borders(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Returns the first element of each rank's rows of a parameter, row-major, and its end."""
+    rows, row = (shape[0] if shape else 1), prod(shape[1:])
+    firsts = [chunk_rows(rows, ranks, index)[0] * row for index in range(ranks)]
+    return tuple(dict.fromkeys([*firsts, rows * row]))

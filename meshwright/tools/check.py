@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from meshwright.forms.methods import method_findings, method_gives_up
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.stepping import owner_notes, update_findings
 from meshwright.forms.sync import findings as sync_findings
@@ -67,7 +68,7 @@ def check_plan(
         return read
     findings = [
         *read.findings, *retention_findings(plan), *verify(plan, graph, cluster),
-        *sync_findings(plan), *_unsaid(plan),
+        *sync_findings(plan), *_unsaid(plan), *method_findings(plan),
         *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
     if graph is not None and not any(f.severity == "error" for f in findings):
@@ -76,7 +77,7 @@ def check_plan(
         findings += stepping_notes(plan)
         findings += owner_notes(plan, graph) if graph is not None else ()
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
-    if graph is None or cluster is None or not legal:
+    if graph is None or cluster is None or not legal or plan.method:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))
         return Checked(plan, (*findings, *doubts))
     fresh = price(plan, graph, cluster, profile)
@@ -110,14 +111,14 @@ def _memory(fresh: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 def _unsaid(plan: Plan) -> Iterator[Finding]:
     """What of plain training an edited plan changes, and does not say so."""
-    for what in given_up(plan):
+    for what in (*given_up(plan), *method_gives_up(plan)):
         if what not in plan.gives_up:
             message = f"the plan does not say what it gives up: {what}"
             yield Finding("gives_up", message, "check it with --model and --cluster", "warning")
 
 
 def _unpriced(plan: Plan) -> Iterator[Finding]:
-    if plan.predicted is None:
+    if plan.predicted is None and plan.method is None:
         yield Finding(
             "stale", "the plan has no prediction", "check it with --model and --cluster", "warning"
         )

@@ -5,17 +5,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.forms.stepping import cut_on_blocks
 from meshwright.forms.sync import changes, chosen
-from meshwright.forms.updates import USUAL, Reach, update
+from meshwright.forms.tried import Given, named_update
+from meshwright.forms.updates import USUAL, Reach, Update, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.host import host_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
-from meshwright.ir.precision import check_products, precision_for
+from meshwright.ir.precision import check_products, precision_for, stepped_in
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import shared
@@ -160,7 +164,7 @@ def make_problem(
     graph: Graph,
     cluster: Cluster,
     *,
-    optimizer: str = USUAL,
+    optimizer: Given = USUAL,
     precision: str = "",
     max_grad_norm: float | None = None,
     constraints: tuple[str | Constraint, ...] = (),
@@ -171,8 +175,8 @@ def make_problem(
     profile: Profile | None = None,
     log_dir: Path | None = None,
 ) -> Problem:
-    """The problem, after checking what was asked. `precision`: that of the graph if not given."""
-    update(optimizer)  # refuses one that is not known
+    """The problem, after checking what was asked. `precision`: that of the graph if not given;
+    `optimizer`: a key, or what is tried for what it costs."""
     if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
         raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
     if profile is not None:
@@ -183,13 +187,14 @@ def make_problem(
         graph = in_precision(graph, precision)
     precision = precision_for(graph, precision)
     check_products(precision, cluster)
+    optimizer = _named(optimizer, graph, precision)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     if shared(graph) and not any(map(_names_stages, asked)):
         # Each stage would have a buffer of its own.
         asked = parse_constraints((*asked, "pp=1"), graph, cluster)
-    if whole := _WHOLE[update(optimizer).reach]:
+    if whole := _held_whole(update(optimizer), graph, cluster):
         asked = parse_constraints((*asked, *whole), graph, cluster)
     elif any(map(_steps_whole, asked)):
         asked = parse_constraints((*asked, _WHOLE_MATRICES), graph, cluster)
@@ -211,11 +216,38 @@ def _allowed(allow: tuple[str, ...]) -> frozenset[str]:
 
 _WHOLE: dict[Reach, tuple[str, ...]] = {
     Reach.ELEMENT: (),
+    Reach.BLOCK: ("model=1",),
     Reach.PARAMETER: ("zero=0", "model=1"),
     Reach.GROUP: ("zero=0", "model=1", "pp=1"),
     Reach.CHANCE: ("dp=1", "model=1", "pp=1"),
 }
 """Pins under which ranks hold all that a step of one element looks at."""
+
+
+def _held_whole(form: Update, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+    """Pins under which ranks hold what a step of one element looks at."""
+    found = _WHOLE[form.reach]
+    if form.reach is Reach.BLOCK:
+        most = len(cluster.device_names)
+        counts = [n for n in range(2, most + 1) if most % n == 0]
+        shapes = _trained(graph).values()
+        if not all(cut_on_blocks(form, shape, n) for shape in shapes for n in counts):
+            return (*found, "zero=0")
+    return found
+
+
+def _trained(graph: Graph) -> dict[str, tuple[int, ...]]:
+    return {x.fqn: tuple(x.shape) for x in graph.parameters if x.requires_grad}
+
+
+def _named(given: Given, graph: Graph, precision: str) -> str:
+    """The key of what steps parameters, or what trying it has found."""
+    if isinstance(given, str):
+        update(given)  # refuses one that is not known
+        return given
+    dtypes = [stepped_in(precision, x) for x in graph.parameters if x.requires_grad]
+    usual = max(set(dtypes), key=dtypes.count, default="float32")
+    return named_update(given, _trained(graph), getattr(torch, usual))
 
 
 _WHOLE_MATRICES = "model=1"

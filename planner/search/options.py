@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from meshwright.forms.tried import Given
 from meshwright.forms.updates import USUAL
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
@@ -24,7 +25,9 @@ class SearchOptions:
     example_inputs: Any = None
     loss_fn: Callable[..., Any] | None = None
     """Of a model that does not return its loss."""
-    optimizer: str = USUAL
+    optimizer: Given = USUAL
+    """By name, or as a job gets it: an optimizer of the model's parameters, several, or what makes
+    one. It is tried for what it costs, and the plan tells that."""
     precision: str = ""
     """A file of `ir/precision`; empty: that of a graph, or `bf16`, copies of parameters in bfloat16
     of which the optimizer steps float32 ones."""

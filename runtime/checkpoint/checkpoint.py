@@ -21,6 +21,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
 from meshwright.ir.precision import in_which_traced
+from meshwright.ir.torch_private import wraps_tensors
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
@@ -54,7 +55,7 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
     alone, first = job.plan.world_size == 1, job.parts.rank == 0
     settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
     partial = folder / f"step-{job.state.step:08d}.partial"
-    with _told(alone, f"{folder}: the checkpoint cannot be written"):
+    with told(alone, f"{folder}: the checkpoint cannot be written"):
         sync_tensors, sync_rest = sync_state.kept(job)
         if first:
             folders.begin(folder, job.state.step)
@@ -63,14 +64,14 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
         content |= _contents(job, stage)
     content |= job.unread.saved(persistent(job.model), first) | sync_tensors
     name = f"part-{job.parts.rank:05d}.safetensors"
-    with _told(alone, f"{partial}: the checkpoint could not be written"):
+    with told(alone, f"{partial}: the checkpoint could not be written"):
         own = name, *parts.write(to_write(content), partial / name), sync_rest
     everyone = [own] if alone else to_first(own)
-    with _told(alone, f"{partial}: the checkpoint could not be written"):
+    with told(alone, f"{partial}: the checkpoint could not be written"):
         if first:
             made = Manifest(
                 job.state.step, job.graph.fingerprint, settings, kept,
-                {name: file for name, file, _, _ in everyone}, _tensors(everyone),
+                {name: file for name, file, _, _ in everyone}, stored_tensors(everyone),
                 {where: entry for *_, rest in everyone for where, entry in rest.items()},
             )  # fmt: skip
             write(partial / manifest.NAME, manifest.dumps(made))
@@ -83,7 +84,7 @@ def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
 
 
-def _tensors(
+def stored_tensors(
     everyone: Sequence[tuple[str, PartFile, list[Written], Mapping[str, SyncValues]]],
 ) -> dict[str, StoredTensor]:
     """All tensors by name. Of a number that several ranks wrote, the first counts."""
@@ -100,7 +101,7 @@ def _tensors(
 
 
 @contextmanager
-def _told(alone: bool, what: str) -> Iterator[None]:
+def told(alone: bool, what: str) -> Iterator[None]:
     """What fails inside on one rank, on disk or by a rule, is a PlanError on every rank."""
     text, damaged = "", False
     try:
@@ -141,7 +142,7 @@ def load(job: "Job", folder: Path, *, drop_sync_state: bool = False) -> dict[str
     alone = job.plan.world_size == 1
     for path in folders.candidates(folder):
         try:
-            with _told(alone, str(path)):
+            with told(alone, str(path)):
                 source = _opened(path)
                 _fill(job, replace(source, sync={}) if drop_sync_state else source)
         except DamagedError as error:
@@ -235,12 +236,15 @@ def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
 
 def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
     """A tensor of the held one's shape, or a single number that belongs to it."""
+    if wraps_tensors(x) or (x.ndim and x.shape != held.tensor.shape):
+        kind = f"{type(x).__name__} " if wraps_tensors(x) else ""
+        raise PlanError(
+            f"the optimizer keeps a {kind}tensor of shape {tuple(x.shape)} for "
+            f"{held.param.fqn!r}, of which this rank has {tuple(held.tensor.shape)}: such a state "
+            "cannot be cut for another plan, so no checkpoint has it; job.export(folder) writes "
+            "the parameters alone"
+        )
     if x.shape != held.tensor.shape:
-        if x.ndim:
-            raise PlanError(
-                f"the optimizer keeps a tensor of shape {tuple(x.shape)} for {held.param.fqn!r}, "
-                f"which has {tuple(held.tensor.shape)}: such a state cannot be cut for another plan"
-            )
         return Boxed((), ((ShardBox((), (), ()), x),), writes)
     shape = held.param.global_shape
     boxes = pieces(held.param.runs, held.rows)

@@ -7,15 +7,25 @@ from functools import partial
 import torch
 from torch import nn
 
-from meshwright.codegen.lower.stored import stored_splits
-from meshwright.forms.sync import clips, exchange_of
+from meshwright.forms.sync import clips
+from meshwright.forms.tried import group_maker
+from meshwright.forms.trying import (
+    KNOWN,
+    Blocks,
+    CannotTry,
+    Group,
+    Make,
+    agrees_in_parts,
+    blocks,
+    reach,
+)
 from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
-from meshwright.ir.plan.parameters import stage_for, views_of
+from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.job.cuts import cuts_of
 from meshwright.runtime.stage.stage import StageModule
-from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
 from meshwright.runtime.step.planned_updates import (
     JoinedOptimizers,
     PlannedUpdates,
@@ -72,26 +82,11 @@ def _groups(
         yield type(made), made.defaults, choice, None
         return
     kind = type(choice)
-    accepted = inspect.signature(kind).parameters
-    settings = {k: v for k, v in choice.defaults.items() if k in accepted}
     fqns = {id(p): name for name, p in model.named_parameters()}
     for group in choice.param_groups:
         own = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         names = frozenset(fqns[id(p)] for p in group["params"] if id(p) in fqns)
-        yield kind, choice.defaults | own, _maker(kind, settings, own), names
-
-
-def _maker(kind: type, settings: Group, own: Group) -> Make:
-    # It changes nothing in what is computed, and wants a device that a trial has not.
-    plain: Group = {"capturable": False}
-    calm = own | {k: v for k, v in plain.items() if k in own}
-    given = settings | {k: v for k, v in plain.items() if k in settings}
-
-    def make(groups: list[Group]) -> torch.optim.Optimizer:
-        found: torch.optim.Optimizer = kind([{**calm, **group} for group in groups], **given)
-        return found
-
-    return make
+        yield kind, choice.defaults | own, group_maker(choice, own), names
 
 
 def _check_step(kind: type) -> None:
@@ -126,6 +121,8 @@ def _check(
             "apart; train on one device, or take one that draws none"
         )
     what = f"a step of optimizer {kind.__name__} depends on {found.value}"
+    if found is Reach.BLOCK:
+        _check_blocks(what, blocks(kind, settings, make), make, names, plan, graph)
     if found is Reach.PARAMETER:
         cut = next(_cut(plan, graph, names, whole=True), "")
     if found in (Reach.PARAMETER, Reach.GROUP) and cut:
@@ -140,28 +137,33 @@ _KEEPS = (
 )
 
 
+def _check_blocks(
+    what: str, found: Blocks, make: Make, names: frozenset[str] | None, plan: Plan, graph: Graph
+) -> None:
+    """Rows that begin and end at the borders of blocks are tried as they are."""
+    known: dict[tuple[int, ...], bool] = {}
+    size = f"{what} ({found.elements} of them)"
+    for cut in cuts_of(plan, graph, names):
+        if cut.by_owner:
+            continue
+        if not cut.borders:
+            raise PlanError(f"{size}, but {cut.how}; {_KEEPS}")
+        if cut.borders not in known:
+            known[cut.borders] = agrees_in_parts(make, cut.borders)
+        if not known[cut.borders]:
+            least = f", or leaves less than {found.least} to a rank" if found.least else ""
+            raise PlanError(
+                f"{size}, but {cut.how}, at elements {cut.borders[1:-1]}, which cuts through one"
+                f"{least}; {_KEEPS}"
+            )
+
+
 def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None, *, whole: bool) -> Iterator[str]:
-    """Parameters of these names that some rank does not hold whole, and how they are split;
-    `whole`: that no rank does."""
-    for index, stage in enumerate(plan.stages):
-        blocks = plan.stage_blocks(graph, index)
-        for name in dict.fromkeys(name for block in blocks for name in block.params):
-            tensor = graph.tensors[name]
-            if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
-                continue
-            own = stage_for(stage, tensor.fqn)
-            exchange = exchange_of(own)
-            if exchange.is_split("optimizer") and exchange.owns_whole:
-                if not whole:
-                    yield f"under {own.sync_form} {tensor.fqn} has one owner, who alone steps it"
-            elif exchange.is_split("optimizer"):
-                yield (
-                    f"zero={own.zero} splits the rows of {tensor.fqn} over "
-                    f"dp_shard={stage.mesh['dp_shard']}"
-                )
-            for axis, placed in stored_splits(graph, plan, index, name).items():
-                if dict(stage.model).get(axis, 1) > 1:
-                    yield f"{tensor.fqn} is split over {axis} as {placed}"
+    """How parameters of these names are split that some rank does not hold whole; `whole`: that no
+    rank does."""
+    for cut in cuts_of(plan, graph, names):
+        if not (whole and cut.by_owner):
+            yield cut.how
 
 
 def _apart(plan: Plan) -> str:

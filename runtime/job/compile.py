@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from meshwright.codegen.lower.lower import lower
+from meshwright.forms.methods import refuse_method
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.placed import used
@@ -83,6 +84,7 @@ def compile(
     joined = join(plan.world_size if plan is not None else 2, device, hang_s)
     plan = share_plan(plan)
     check_world(plan)
+    refuse_method(plan)
     chosen = pick_device(device, plan.cluster.device_kind)
     take(chosen)
     if run_dir is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.profile.measured import TensorMemory
-from meshwright.ir.torch_private import leaves, storage_key
+from meshwright.ir.torch_private import leaves, storage_key, unwrapped, wraps_tensors
 
 Kind = Literal["parameters", "gradients", "optimizer", "inputs", "rest", "host"]
 """`host`: in its memory, where that is taken to be another than the device's."""
@@ -38,7 +38,8 @@ class TensorTracker:
     def see(self, made: Iterable[Tensor]) -> None:
         """What an operator returned."""
         for x in (*self._resized, *made):
-            self._see(x)
+            if not wraps_tensors(x):  # what it holds was made before
+                self._see(x)
 
     def label(self, kind: Kind, tensors: Iterable[Tensor | None]) -> None:
         """Says what tensors are for; those not seen before are counted from now on."""
@@ -109,4 +110,4 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def tensors_of(state: Any) -> list[Tensor]:
     """Those of the state of a parameter."""
-    return [x for x in leaves(state) if torch.is_tensor(x)]
+    return [held for x in leaves(state) if torch.is_tensor(x) for held in unwrapped(x)]

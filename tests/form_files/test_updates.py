@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.costmodel.memory.memory import optimizer_traffic, training_state
 from meshwright.forms.sync import exchange
+from meshwright.forms.trying import reach
 from meshwright.forms.updates import UPDATES, update
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.step.elementwise import reach
 from meshwright.testing.fresh import python
 from tests.form_files.small import difference, plan_for
 

@@ -32,7 +32,7 @@ from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
 from meshwright.forms.storage import USUAL, alone, is_split, keeps_rows, stated_by, stored_rows
 from meshwright.forms.storage import of_stage as store_findings
-from meshwright.forms.updates import UPDATES, Reach, update
+from meshwright.forms.updates import UPDATES, Reach, is_known, spoken, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.graph.graph import Graph
@@ -401,12 +401,14 @@ def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
     except PlanError as error:
         yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
         return
-    reach = update(optimizer).reach if optimizer in UPDATES else Reach.ELEMENT
+    reach = update(optimizer).reach if is_known(optimizer) else Reach.ELEMENT
     apart = stage.dp > 1 and made.is_split("optimizer")
-    if apart and not (reach is Reach.ELEMENT or (reach is Reach.PARAMETER and made.owns_whole)):
+    # Where blocks are cut only shapes tell: `forms.stepping`.
+    parts = reach in (Reach.ELEMENT, Reach.BLOCK)
+    if apart and not (parts or (reach is Reach.PARAMETER and made.owns_whole)):
         message = (
-            f"under {form} each rank steps its part of a parameter, and a step of {optimizer} "
-            f"depends on {reach.value}"
+            f"under {form} each rank steps its part of a parameter, and a step of "
+            f"{spoken(optimizer)} depends on {reach.value}"
         )
         whole = reach is Reach.PARAMETER and has_owners()
         near = f"sync {whole[0]} and zero 1, " if whole else ""
@@ -427,9 +429,11 @@ def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:
         yield Finding("sync", message, near)
     if stage.dp == 1:
         yield Finding("sync", f"sync {key} has no effect without replicas", "no sync", "warning")
-    elif not wrong and _updates_buckets(stage) and optimizer in UPDATES:
+    elif not wrong and _updates_buckets(stage) and is_known(optimizer):
         if (reach := update(optimizer).reach) is Reach.GROUP:
-            message = f"sync {key} steps bucket after bucket, {optimizer} looks at {reach.value}"
+            message = (
+                f"sync {key} steps bucket after bucket, {spoken(optimizer)} looks at {reach.value}"
+            )
             yield Finding("sync", message, "no sync")
 
 

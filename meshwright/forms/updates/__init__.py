@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
 from meshwright.ir.graph.gemm import Gemm
+from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_UPDATES", __path__)
 _FILES = Files(sys.modules[__name__], "optimizer")
@@ -33,6 +34,7 @@ class Reach(Enum):
     """What a step of one element depends on."""
 
     ELEMENT = "the element alone"
+    BLOCK = "its block of elements"
     PARAMETER = "the whole parameter"
     GROUP = "other parameters too"
     CHANCE = "random numbers"
@@ -63,17 +65,21 @@ class Update:
     kind: type[torch.optim.Optimizer]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of `kind`, where they are not its defaults."""
-    copies: int
+    copies: float
     """Values of state per value of a parameter, in its dtype."""
-    passes: int
+    passes: float
     """Reads and writes of a value (parameter, gradient, state) in one step."""
     launches: int = 1
     """Kernels, one after the other, that step a list of tensors; 1: torch's fused one."""
     one_by_one: bool = False
     """Its kernels take a tensor, and no list of them."""
-    made: int = 0
+    made: float = 0
     """Values per value of a parameter that a step makes and lets go again."""
     reach: Reach = Reach.ELEMENT
+    block: int = 0
+    """Elements of a block, row-major, if its reach is that."""
+    least: int = 0
+    """Then: parameters of fewer elements are stepped element by element."""
     dims: tuple[int, ...] = ()
     """Numbers of dims of the parameters that it takes; empty: of any."""
     products: Callable[[tuple[int, ...]], Sequence[Gemm]] | None = None
@@ -87,6 +93,8 @@ class Update:
     """Tells of a group's settings whether an element whose gradient is zero stays as it is, and its
     state, so that it need not be stepped; None: never."""
     step: KernelStep | None = None
+    told: str = ""
+    """The name of one that has no file: what a search found of it by trying, as a plan tells it."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Exporter -> what the framework that it writes for calls this optimizer."""
 
@@ -113,6 +121,11 @@ class Update:
         """Makes the optimizer over tensors in one group, which may be empty: a stage may have
         nothing to train. `lr`: the class's own if None. `fused`: in one kernel where torch has
         one."""
+        if self.told:
+            raise PlanError(
+                f"the plan is for the optimizer {self.told}, which no file of forms/updates has: "
+                "pass yours, as you gave it to the search: compile(model, plan, optimizer=...)"
+            )
         settings = dict(self.settings) | ({} if lr is None else {"lr": lr})
         if fused and tensors and "fused" in inspect.signature(self.kind).parameters:
             settings["fused"] = True
@@ -121,11 +134,73 @@ class Update:
 
 @cache
 def update(name: str) -> Update:
-    """Loads the form of an optimizer by its key. PlanError names the nearest if there is none."""
+    """Loads the form of an optimizer by its key, or reads it from what a plan tells of one that has
+    no file (`told_text`). PlanError names the nearest if there is none."""
+    if name.startswith(_TOLD):
+        return _told(name)
     found = _FILES.load(name).UPDATE
     if not isinstance(found, Update):
         raise PlanError(f"UPDATE in the file of optimizer {name!r} is no Update: {found!r}")
     return found
+
+
+def is_known(name: str) -> bool:
+    """Tells whether `update` may be asked for it."""
+    return name in UPDATES or name.startswith(_TOLD)
+
+
+def spoken(name: str) -> str:
+    """Returns a key as it stands in a sentence: of one that was tried its class."""
+    return name.removeprefix(_TOLD).partition(" ")[0]
+
+
+_TOLD = "tried "
+_FIGURES = ("state", "passes", "launches", "made", "block", "least")
+_MOST = 1e6
+"""Of each figure: none of a real optimizer comes near."""
+
+
+def told_text(name: str, reach: Reach, **figures: float) -> str:
+    """Returns what a plan says of an optimizer without a file: `tried Lion reach=element state=1
+    passes=9 launches=5 made=1`. Figures are those of `Update`, `state` its `copies`."""
+    said = [f"{key}={figures[key]:.6g}" for key in _FIGURES if figures.get(key)]
+    return " ".join([f"{_TOLD}{name}", f"reach={reach.name.lower()}", *said])
+
+
+def _told(text: str) -> Update:
+    """What `told_text` says; PlanError names the word that is none of its."""
+    name, *words = text.removeprefix(_TOLD).split(" ")
+    known = {reach.name.lower(): reach for reach in Reach}
+    found: dict[str, float] = dict.fromkeys(_FIGURES, 0.0)
+    reach = None
+    for key, _, value in (word.partition("=") for word in words):
+        if key == "reach" and value in known:
+            reach = known[value]
+        elif key in found and _is_figure(value):
+            found[key] = float(value)
+        else:
+            raise _untold(text, f"{key}={value}")
+    if not name.isidentifier() or reach is None or (reach is Reach.BLOCK) != (found["block"] > 0):
+        raise _untold(text, name)
+    return Update(
+        kind=torch.optim.Optimizer, told=name, reach=reach, copies=found["state"],
+        passes=found["passes"], launches=max(1, int(found["launches"])), one_by_one=True,
+        made=found["made"], block=int(found["block"]), least=int(found["least"]),
+    )  # fmt: skip
+
+
+def _is_figure(text: str) -> bool:
+    plain = text.replace(".", "", 1).replace("e+", "", 1).replace("e-", "", 1)
+    return plain.isascii() and plain.isdigit() and float(text) <= _MOST
+
+
+def _untold(text: str, word: str) -> PlanError:
+    example = told_text("Lion", Reach.ELEMENT, state=1, passes=9, launches=5, made=1)
+    return PlanError(
+        f"optimizer {text[:SHOWN]!r}: {word[:SHOWN]!r} is not what a plan tells of an optimizer "
+        f"that was tried; such a text is {example!r}, with the words "
+        f"reach={'|'.join(reach.name.lower() for reach in Reach)} and {', '.join(_FIGURES)}"
+    )
 
 
 def kind_of(name: str) -> type[torch.optim.Optimizer]:

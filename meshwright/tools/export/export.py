@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from meshwright import exporters
+from meshwright.forms.methods import refuse_method
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
@@ -53,6 +54,7 @@ def export(
 ) -> Exported:
     """The file of `target`; what it cannot say is named."""
     writer = _FILES.load(target)
+    refuse_method(plan)
     if plan.cluster.fingerprint != cluster.fingerprint:
         raise PlanError(
             f"the plan is for cluster {plan.cluster.name!r}, given is {cluster.name!r}: give the "

@@ -10,7 +10,7 @@ import pytest
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Missed
 from meshwright.ir.plan import plan_io
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.text.canonical import format_json
 from tests.ir.plans import plan
@@ -135,7 +135,10 @@ def test_schema_names_every_field_and_forbids_others() -> None:
     schema = plan_io.json_schema()
     assert schema["additionalProperties"] is False
     fusion = Fusion("swiglu", 2, (Missed("h.*.mlp", "its silu is read elsewhere too", 1),))
-    whole = replace(plan(), kernels=(fusion,), gives_up=("dasgd: averages arrive late",))
+    whole = replace(
+        plan(), kernels=(fusion,), gives_up=("dasgd: averages arrive late",),
+        method=FormChoice(form="admm", settings={"stale": 1}),
+    )  # fmt: skip
     assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
     assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meshwright.forms.trying import KNOWN, Reach, _tried, reach
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -19,7 +20,6 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.choice import check_choice
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.runtime.step.elementwise import KNOWN, Reach, _tried, reach
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.testing.split_all import split_all
 

@@ -3,10 +3,12 @@
 Ranks may hold parts of parameters (ZeRO, tensor parallelism), and other ranks other parameters.
 Adam does not notice; Adafactor, Muon or LARS would take another step. So a class that is not known
 is run with its settings on small float64 tensors, whole, in parts and one parameter at a time, and
-what it makes of them is compared.
+what it makes of them is compared. Then on a large one: an optimizer that keeps its state in 8 bits
+has a scale for each block of elements, and steps small parameters as any other does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,13 +32,25 @@ KNOWN: frozenset[type] = frozenset(
 
 STEPS = 40
 """Some precondition only every so many steps, or start late."""
-NEAR = 1e-6
+DTYPES = (torch.float64, torch.float32)
+"""Tried in this order: kernels of libraries may lack float64."""
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Of the largest change."""
 SHAPES = (((6, 4), (5,), (4, 2, 3)), ((6, 4), (4, 6)), ((6,), (5,)))
 """Tried together; the first that the optimizer takes: Muon takes matrices only."""
 SCALES = (1.0, 30.0, 0.1, 1.0, 1e-3)
 """Of gradients, step after step: clipping begins at some size."""
 LEAST_LR, TRIED_LR = 1e-3, 0.02
+LARGE, LARGE_STEPS = 2**17, 4
+"""Elements of the large parameter. What is the same in each block shows in a few steps."""
+UNEVEN = (0, 1003, 1003 + 2**15, LARGE)
+"""Where it is cut: not at the border of a block."""
+
+
+FAILURES = (
+    RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError, AttributeError,
+)  # fmt: skip
+"""What optimizers raise of tensors that they do not take."""
 
 
 class CannotTry(Exception):
@@ -51,7 +65,18 @@ class _Run:
     shaped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How an optimizer whose reach is `Reach.BLOCK` cuts a parameter, row-major, in blocks."""
+
+    elements: int
+    """Of a block: parts that begin and end at its multiples are stepped as the whole is."""
+    least: int
+    """Parameters, and parts, of fewer elements are stepped in another way; 0: none."""
+
+
 _SEEN: dict[tuple[object, ...], Reach] = {}
+_BLOCKS: dict[tuple[object, ...], Blocks] = {}
 """By class and settings."""
 
 
@@ -59,20 +84,97 @@ def reach(kind: type, settings: Mapping[str, Any], make: Make) -> Reach:
     """What the optimizer that `make` makes of groups looks at; CannotTry if it cannot be run."""
     if kind in KNOWN:
         return Reach.ELEMENT
-    key = (kind, repr(sorted((k, v) for k, v in settings.items() if k != "params")))
+    key = _key(kind, settings)
     if key not in _SEEN:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), uncompiled():
             _SEEN[key] = _tried(make)
     return _SEEN[key]
 
 
+def blocks(kind: type, settings: Mapping[str, Any], make: Make) -> Blocks:
+    """How an optimizer whose reach is `Reach.BLOCK` cuts parameters."""
+    key = _key(kind, settings)
+    if key not in _BLOCKS:
+        with torch.random.fork_rng(devices=[]), uncompiled():
+            _BLOCKS[key] = _blocks_of(make)
+    return _BLOCKS[key]
+
+
+def agrees_in_parts(make: Make, borders: Sequence[int]) -> bool:
+    """Whether a parameter that is cut at these elements, of which the first is 0 and the last its
+    end, is stepped as when it is whole. Long parts are tried shorter by multiples of `LARGE`, so
+    that they end where they did within a block."""
+    short = [0]
+    for first, last in pairwise(borders):
+        short.append(short[-1] + min(last - first, LARGE + (last - first) % LARGE))
+    with torch.random.fork_rng(devices=[]), uncompiled():
+        return _large_agrees(make, short)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """What libraries would have torch.compile make, for each shape anew, runs as it is."""
+    found: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return found
+
+
+def _key(kind: type, settings: Mapping[str, Any]) -> tuple[object, ...]:
+    return kind, repr(sorted((k, v) for k, v in settings.items() if k != "params"))
+
+
 def _tried(make: Make) -> Reach:
     errors = []
-    for shapes in SHAPES:
-        values = _drawn(shapes, 5)
-        gradients = [_drawn(shapes, 7 + step) for step in range(STEPS)]
+    for dtype in DTYPES:
+        for shapes in SHAPES:
+            values = _drawn(shapes, 5, dtype)
+            gradients = [_drawn(shapes, 7 + step, dtype) for step in range(STEPS)]
+            try:
+                found = _compared(make, values, gradients)
+            except CannotTry as error:
+                errors.append(str(error))
+                continue
+            return _at_large(make) if found is Reach.ELEMENT else found
+    raise CannotTry(errors[0])
+
+
+def _at_large(make: Make) -> Reach:
+    """Of what steps each element of a small parameter by itself."""
+    if _large_agrees(make, UNEVEN):
+        return Reach.ELEMENT
+    return Reach.BLOCK if _large_agrees(make, (0, LARGE // 2, LARGE)) else Reach.PARAMETER
+
+
+def _blocks_of(make: Make) -> Blocks:
+    """The smallest powers of two with which all larger ones agree too."""
+    half = LARGE // 2
+    sizes = [2**n for n in range(1, half.bit_length() - 1)]
+    elements = least = half
+    for size in reversed(sizes):
+        if not _large_agrees(make, (0, half + size, LARGE)):
+            break
+        elements = size
+    for size in reversed([s for s in sizes if s >= elements]):
+        if not _large_agrees(make, (0, size, LARGE)):
+            break
+        least = size
+    return Blocks(elements, 0 if least == elements else least)
+
+
+def _large_agrees(make: Make, borders: Sequence[int]) -> bool:
+    """Whether parts of a long parameter, between these borders, are stepped as the whole is."""
+    errors = []
+    for dtype in DTYPES:
+        shapes = ((borders[-1],),)
+        values = _drawn(shapes, 5, dtype)
+        gradients = [_drawn(shapes, 7 + step, dtype) for step in range(LARGE_STEPS)]
         try:
-            return _compared(make, values, gradients)
+            whole = _run(make, values, gradients).changes
+            parts = [
+                _run(
+                    make, _part(values, 0, *piece), [_part(step, 0, *piece) for step in gradients]
+                ).changes[0]
+                for piece in pairwise(borders) if piece[0] < piece[1]
+            ]  # fmt: skip
+            return _near([torch.cat(parts)], whole)
         except CannotTry as error:
             errors.append(str(error))
     raise CannotTry(errors[0])
@@ -106,9 +208,9 @@ def _compared(make: Make, values: Sequence[Tensor], gradients: Sequence[Sequence
     return Reach.ELEMENT
 
 
-def _drawn(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+def _drawn(shapes: Sequence[tuple[int, ...]], seed: int, dtype: torch.dtype) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(x, dtype=torch.float64, generator=draw).to(dtype) for x in shapes]
 
 
 def _part(tensors: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tensor]:
@@ -133,13 +235,14 @@ def _run(
         optimizer = _made(make, held)
         for group in optimizer.param_groups:
             lr = group.get("lr")
-            if isinstance(lr, int | float) and abs(lr) < LEAST_LR:
-                group["lr"] = TRIED_LR  # at a rate of 0 all agree
+            if isinstance(lr, int | float | Tensor) and abs(float(lr)) < LEAST_LR:
+                # At a rate of 0 all agree.
+                group["lr"] = torch.full_like(lr, TRIED_LR) if isinstance(lr, Tensor) else TRIED_LR
         for count, step in enumerate(gradients):
             for p, gradient in zip(params, step, strict=True):
                 p.grad = gradient * SCALES[count % len(SCALES)]
             optimizer.step()
-    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
+    except FAILURES as error:
         raise CannotTry(f"{type(error).__name__}: {error}") from error
     shaped = all(
         not isinstance(x, Tensor) or x.numel() == 1 or x.shape == p.shape
@@ -155,7 +258,7 @@ def _made(make: Make, held: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     if len(held) > 1:
         try:
             return make([{"params": [held[0]]}, {"params": list(held[1:])}])
-        except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError):
+        except FAILURES:
             pass
     return make([{"params": list(held)}])
 
@@ -165,6 +268,6 @@ def _near(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
     if not largest or largest != largest:
         raise CannotTry("its steps change nothing, or give no numbers")
     return all(
-        bool(torch.allclose(a, b, rtol=0, atol=NEAR * largest))
+        bool(torch.allclose(a, b, rtol=0, atol=NEAR[b.dtype] * largest))
         for a, b in zip(found, wanted, strict=True)
     )

@@ -1,0 +1,80 @@
+"""Optimizers as users write and copy them, none of which the product knows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class OwnLion(torch.optim.Optimizer):
+    """Lion (Chen et al. 2023): the sign of a momentum, and decay apart from it."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Steps all parameters that have gradients."""
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(p)
+                mean = state["exp_avg"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_((first * mean + (1 - first) * p.grad).sign_(), alpha=group["lr"])
+                mean.mul_(second).add_(p.grad, alpha=1 - second)
+
+
+class BlockwiseMomentum(torch.optim.Optimizer):
+    """Momentum kept in 8 bits, with a scale for each block of 256 elements, as 8-bit optimizers of
+    libraries do; parameters of less than 4096 elements have a plain one."""
+
+    BLOCK, LEAST = 256, 4096
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Steps all parameters that have gradients."""
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                mean = self._read(state, p).mul_(0.9).add_(p.grad)
+                self._keep(state, mean)
+                p.sub_(mean, alpha=group["lr"])
+
+    def _read(self, state: dict[str, Tensor], p: Tensor) -> Tensor:
+        if not state:
+            return torch.zeros_like(p)
+        if "scale" not in state:
+            return state["mean"].clone()
+        return _blocks(state["mean"].to(p.dtype), self.BLOCK, state["scale"])
+
+    def _keep(self, state: dict[str, Tensor], mean: Tensor) -> None:
+        if mean.numel() < self.LEAST:
+            self._put(state, "mean", mean.clone())
+            return
+        lines = torch.nn.functional.pad(mean.flatten(), (0, -mean.numel() % self.BLOCK))
+        scale = lines.view(-1, self.BLOCK).abs().amax(1).clamp_min(1e-30).div_(127)
+        self._put(state, "mean", _blocks(mean, self.BLOCK, 1 / scale).round_().to(torch.int8))
+        self._put(state, "scale", scale)
+
+    def _put(self, state: dict[str, Tensor], key: str, value: Tensor) -> None:
+        if key in state:
+            state[key].copy_(value)
+        else:
+            state[key] = value
+
+
+def _blocks(x: Tensor, block: int, scale: Tensor) -> Tensor:
+    """Each block of elements times its number."""
+    return (x.flatten() * scale.repeat_interleave(block)[: x.numel()]).view(x.shape)
