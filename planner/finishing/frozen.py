@@ -3,6 +3,8 @@ memory allows every rank keeps all, so that nothing is gathered there."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import takewhile
 
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Block
@@ -16,6 +18,8 @@ from meshwright.planner.search.finish import changed
 
 WHOLE = ParameterChoice(zero=1)
 _HALVINGS = 5
+_SMALL = 8
+"""What is trained in a block is small where so many times as much is frozen."""
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
@@ -42,15 +46,16 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def _by_block(problem: Problem, plan: Plan, index: int) -> list[list[str]]:
-    """Of each block of a stage that gathers its parameters, paths of the frozen ones of which the
-    plan says nothing apart; those that are gathered for a backward too come first."""
+    """Of each block of a stage that gathers its parameters, names of the frozen ones of which the
+    plan says nothing apart; blocks that are gathered for a backward too come first."""
     stage = plan.stages[index]
     if stage.dp == 1 or stage.sync or stage.store or not exchange_of(stage).fetches:
         return []
-    tables = problem.tables
+    tables, blocks = problem.tables, plan.stage_blocks(problem.graph, index)
+    every = paths_of(problem.graph, blocks)
     found = [
-        (block.name in tables.still, paths)
-        for block in plan.stage_blocks(problem.graph, index)
+        (block.name in tables.still, _named(problem, block, paths, every))
+        for block in blocks
         if (paths := _frozen(problem, stage, block))
     ]
     return [paths for _, paths in sorted(found, key=lambda pair: pair[0])]
@@ -61,6 +66,23 @@ def _frozen(problem: Problem, stage: Stage, block: Block) -> list[str]:
     own = {tensors[name].fqn for name in block.params if name in frozen}
     paths = [path for path in paths_of(problem.graph, [block]) if path in own]
     return [path for path in paths if choice_of(stage.by_parameter, path) is None]
+
+
+def _named(problem: Problem, block: Block, frozen: list[str], every: list[str]) -> list[str]:
+    """Frozen parameters of a block, by one pattern where that names little else: what is trained
+    in the block, if that is small, and nothing of other blocks (`every` path of the stage)."""
+    tensors = problem.graph.tensors
+    sizes = {tensors[name].fqn: tensors[name].nbytes for name in block.params}
+    own = paths_of(problem.graph, [block])
+    parts = [path.split(".") for path in own]
+    shared = [same[0] for same in takewhile(lambda x: len(set(x)) == 1, zip(*parts))]  # noqa: B905
+    pattern = ".".join([*shared, "*"])
+    taken = [path for path in every if fnmatchcase(path, pattern)]
+    more = sum(sizes.get(path, 0) for path in taken if path not in frozen)
+    small = _SMALL * more <= sum(sizes[path] for path in frozen)
+    if not shared or len(frozen) == 1 or not small or not set(taken) <= set(own):
+        return frozen
+    return [pattern]
 
 
 def _keeping(

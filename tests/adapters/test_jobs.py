@@ -43,7 +43,6 @@ def small(form: str, kind: str) -> nn.Module:
 POOLED = ModelCase("pooled", lambda: small("int4", "pooled"), CASES["gpt2"].batch)
 BALANCED = ModelCase("balanced", lambda: small("nf4", "balanced"), CASES["gpt2"].batch)
 PLANS: list[tuple[ModelCase, str, dict[str, Any]]] = [
-    (POOLED, "", {"tp": 4}),
     (POOLED, "", {"dp_shard": 2, "zero": 3, "tp": 2, "num_microbatches": 2}),
     (POOLED, "", {"pp": 2, "tp": 2, "num_microbatches": 4, "schedule": "interleaved"}),
     (BALANCED, "", {"dp_shard": 4, "zero": 3, "recompute": "full"}),
@@ -70,7 +69,7 @@ def planned(case: ModelCase, world: int, precision: str, **choice: Any) -> tuple
 def test_a_job_equals_the_single_process(case: ModelCase) -> None:
     chosen = [(precision, choice) for own, precision, choice in PLANS if own is case]
     plans = [planned(case, 4, precision, **choice) for precision, choice in chosen]
-    found = zip(chosen, check_each_equal(case, plans), strict=True)
+    found = zip(chosen, check_each_equal(case, plans, steps=2), strict=True)
     bad = {str(c): str(d) for c, d in found if not d.worst_of_both <= 1e-9}
     assert not bad
 

@@ -43,11 +43,10 @@ KINDS: dict[str, dict[str, Any]] = {
 CHOICES: dict[str, list[dict[str, Any]]] = {
     "lora": [
         {"dp_shard": 2, "zero": 1, "tp": 2, "num_microbatches": 2},
-        {"dp_shard": 4, "zero": 3},
         {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4, "schedule": "zero_bubble"},
     ],
     "dora": [{"dp_shard": 2, "zero": 3, "tp": 2, "num_microbatches": 2}],
-    "rslora": [{"tp": 4}],
+    "rslora": [{"dp_shard": 4, "zero": 3}],
 }
 
 
@@ -61,7 +60,7 @@ def planned(case: ModelCase, world: int, choices: list[dict[str, Any]]) -> list[
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_equals_the_single_process(kind: str) -> None:
     case = ModelCase(kind, lambda: lora(**KINDS[kind]), CASES["gpt2"].batch)
-    found = check_each_equal(case, planned(case, 4, CHOICES[kind]))
+    found = check_each_equal(case, planned(case, 4, CHOICES[kind]), steps=2)
     bad = {
         str(c): str(d) for c, d in zip(CHOICES[kind], found, strict=True)
         if not d.worst_of_both <= 1e-9
@@ -73,8 +72,8 @@ def as_users_do(plan: Plan, folder: str) -> tuple[list[float], list[float]]:
     """Losses, with dropout of adapters, and what a second job goes on with from the files."""
     case = ModelCase("dropped", lambda: lora(lora_dropout=0.1), CASES["gpt2"].batch)
     model = case.model(torch.float32)
-    job = compile_job(model, plan, optimizer="adamw", lr=1e-2, device="cpu", check=True)
-    losses = [float(job.step(case.example(BATCH, 0, torch.float32))) for _ in range(8)]
+    job = compile_job(model, plan, optimizer="adamw", lr=1e-2, device="cpu")
+    losses = [float(job.step(case.example(BATCH, 0, torch.float32))) for _ in range(4)]
     save_adapter(job, folder)
     last = [float(job.eval(case.example(BATCH, 0, torch.float32)))]
     job.close()

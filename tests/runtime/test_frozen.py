@@ -221,3 +221,17 @@ def test_a_job_is_checked_though_what_is_frozen_is_there_in_narrow_numbers_only(
     asked = make_problem(graph, Cluster.local(2), optimizer="adam", precision="bf16")
     plan = build_plan(asked, uniform_choice(asked, dp_shard=2, zero=3), predict=False)
     assert "one step of the plan" in run_ranks(2, checked, plan, graph)[0]
+
+
+def test_blocks_are_named_by_patterns_that_name_nothing_else() -> None:
+    """Also one with little beside it that is trained; parameters of other blocks are left alone."""
+    model = half()
+    model.transformer.h[1].ln_1.requires_grad_(True)
+    graph = trace(model, HALF.example(BATCH))
+    asked = make_problem(graph, Cluster.local(2), optimizer="adam", precision="fp32")
+    plan = build_plan(asked, uniform_choice(asked, dp_shard=2, zero=3))
+    (found,) = variants(asked, plan)
+    assert set(found.stages[0].by_parameter) == {
+        "transformer.h.0.*", "transformer.h.1.*",
+        "transformer.wte.weight", "transformer.wpe.weight",
+    }  # fmt: skip
