@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from meshwright.forms.owned import OwnedTable
+from meshwright.forms.owned_table import OwnedTable
 from meshwright.forms.running import Held, Lines
 from meshwright.ir.layout.nesting import Runs
 

@@ -11,6 +11,7 @@ from meshwright.forms.host_link import shaped
 from meshwright.forms.sync import findings
 from meshwright.forms.tables import stepping_notes, table_findings
 from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.profile import measured
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
 from meshwright.profiling.rows import count_rows
@@ -171,6 +172,26 @@ def test_a_batch_that_does_not_fit_grows_the_cache_and_says_so() -> None:
     (told,) = [one for one in said if "words.weight" in one]
     assert "its cache has 10 slots: it grows" in told and "ratio 0." in told
     assert found[2][0].slots > 40
+
+
+def _recorded(plan: Plan, file: str) -> Any:
+    job = job_of(plan)
+    for step in range(STEPS):
+        job.step(batch(step))
+    measured.save(job.measured(), file)
+    job.close()
+    return measured.load(file).caches
+
+
+def test_hits_are_in_the_record_of_a_run(tmp_path: Any) -> None:
+    """With all rows in slots, what is missed is what is read for the first time."""
+    plan = plan_of(1, "adagrad", ratio=1.0)
+    words, marks = run_ranks(1, _recorded, plan, str(tmp_path / "measured.json"))[0]
+    each = [batch(step)[0].unique() for step in range(STEPS)]
+    read, new = sum(map(len, each)), len(torch.cat(each).unique())
+    assert (words.table, words.slots, words.rows) == ("words.weight", VOCAB, read)
+    assert words.here == read - new and words.hit_rate == 1 - new / read
+    assert not words.written and marks.table == "marks.weight"
 
 
 def _no_row(plan: Plan) -> str:

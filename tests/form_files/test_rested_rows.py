@@ -39,7 +39,9 @@ def _trained(plan: Plan, kind: str, clip: float | None) -> Any:
     )  # fmt: skip
     losses, rows, wide = [], list[int](), -(-VOCAB // 2)
     table = max(job.optimizer.param_groups[0]["params"], key=lambda p: p.numel())
-    job.optimizer.register_step_pre_hook(lambda *_: rows.append(len(table)))
+    stepped = job.optimizer.param_groups[0]["params"]
+    place = next(i for i, p in enumerate(stepped) if p is table)
+    job.optimizer.register_step_pre_hook(lambda *_: rows.append(len(stepped[place])))
     for step in range(STEPS):
         after = batch(step + 1) if step % 2 else None
         losses.append(float(job.step(batch(step), next_batch=after)))

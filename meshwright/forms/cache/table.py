@@ -14,7 +14,7 @@ from meshwright.forms.cache.policies import Floats, policy
 from meshwright.forms.cache.slots import Ints, SlotMap, SlotMoves, TooFewSlots
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.host_link import host_link
-from meshwright.forms.owned import OwnedTable
+from meshwright.forms.owned_table import OwnedTable
 from meshwright.forms.running import Found, Held, KeptRows, Lines, Slot, SomeRows
 from meshwright.ir.errors import PlanError
 

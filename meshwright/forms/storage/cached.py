@@ -16,7 +16,8 @@ from meshwright.forms.cache.policies import POLICIES, USUAL
 from meshwright.forms.cache.table import CachedTable, CacheSettings
 from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Hosted, Row, Send
 from meshwright.forms.flat import held_whole
-from meshwright.forms.owned import OwnedRows, owned_tables
+from meshwright.forms.owned import OwnedRows
+from meshwright.forms.owned_table import owned_tables
 from meshwright.forms.owner_exchange import exchange_of_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, Word, wrong_settings

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, Together, owned_tables
+from meshwright.forms.owned import AskedRows, OwnedRows
+from meshwright.forms.owned_table import OwnedTable, Together, owned_tables
 from meshwright.forms.owner_exchange import ID_BYTES, ZERO, ops_of_rows, wrong_owners
 from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.owned import OwnedRows, Together, owned_tables
+from meshwright.forms.owned import OwnedRows
+from meshwright.forms.owned_table import Together, owned_tables
 from meshwright.forms.owner_exchange import ZERO, exchange_of_owners, wrong_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
