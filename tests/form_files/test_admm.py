@@ -123,7 +123,7 @@ def test_a_plan_names_it_as_data(tmp_path: Path) -> None:
     made.save(tmp_path / "plan.json")
     read = read_plan(tmp_path / "plan.json")
     assert read.plan == rehash(made) and not check_plan(read, graph(), Cluster.local(2)).is_broken
-    assert "admm stale=1" in str(made) and "without gradients" in str(made)
+    assert "admm penalty=10000.0 stale=1" in str(made) and "without gradients" in str(made)
     assert made.predicted is None and read.plan.hash != rehash(replace(made, method=None)).hash
     with pytest.raises(PlanError, match=r"trains by admm.*mw\.by_method"):
         compile_job(net(), plan(1), graph=graph(), device="cpu")
