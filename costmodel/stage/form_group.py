@@ -27,6 +27,15 @@ class FormGroup:
             found.setdefault(bucket.owner, []).append(bucket)
         return found
 
+    def filled(self, blocks: int) -> dict[int, list[Bucket]]:
+        """Block -> buckets of whose parameters no block after it is the first to read one."""
+        found: dict[int, list[Bucket]] = {}
+        last = blocks - 1
+        for bucket in self.buckets:  # from the last block on
+            found.setdefault(max(last, bucket.owner), []).append(bucket)
+            last = bucket.owner - 1
+        return found
+
     @property
     def message_bytes(self) -> list[int]:
         """Of all that goes."""

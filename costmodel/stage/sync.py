@@ -24,6 +24,7 @@ from meshwright.costmodel.stage.program import (
     run,
     talk,
 )
+from meshwright.costmodel.stage.sent_forward import begun_forward
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
 from meshwright.forms.exchange import Axis, Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
@@ -133,6 +134,8 @@ class Sync:
             for group in (self.groups if weights else ())
             if (sends := group.exchange.every_backward + group.exchange.last_backward * last)
         ]
+        if last and weights:
+            found += begun_forward(self)
         made: dict[object, list[Step]] = {}
         reduced: dict[object, list[Step]] = {}
         gathers = [own.steps(-1) for own in self.gathers if own.backward]
@@ -232,11 +235,14 @@ class Sync:
     def _copies_s(self) -> dict[float, float]:
         return {}
 
-    def _work(self, works: Sequence[Rewrite], bucket: Bucket, what: str) -> list[Step]:
+    def work(self, works: Sequence[Rewrite], bucket: Bucket, what: str) -> list[Step]:
         """What is done with a bucket beside messages."""
         n, tensors = bucket.nbytes, bucket.tensors
         return [
-            run(self.overheads.work_s(w.moved * n, w.flops * n, w.calls * tensors), what)
+            run(
+                self.overheads.work_s(w.moved * n, w.flops * n, w.calls * tensors, thin=w.thin),
+                what,
+            )
             for w in works
         ]  # fmt: skip
 
@@ -244,8 +250,8 @@ class Sync:
         """What happens to the gradients of a bucket once all have been added."""
         n, found = bucket.nbytes, list[Step]()
         for send in sends:
-            if send.at is Event.AFTER_LAST:
-                found += self._work(group.exchange.worked_last, bucket, "gradients")
+            if send.at is Event.AFTER_LAST and not send.share:
+                found += self.work(group.exchange.worked_last, bucket, "gradients")
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
@@ -296,7 +302,7 @@ class Sync:
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
             if work:
-                yield from self._work(work, bucket, "gradients")
+                yield from self.work(work, bucket, "gradients")
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
@@ -347,5 +353,5 @@ class Sync:
                 moved = UNPACKED * send.times * n
                 found.append(run(self.copy_s(moved) + pieces_s, "gather"))
         for work in group.exchange.cleared:
-            found += self._work((work,), bucket, work.what)
+            found += self.work((work,), bucket, work.what)
         return found
