@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.forms.exchange import Exchange, Send
+from meshwright.ir.layout.conversions import Primitive
 
 
 class Bytes(NamedTuple):
@@ -384,14 +385,18 @@ class _Gradients:
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
         self._beside = self._shares(exchange.last_forward, max(map(_bytes, group.buckets), default=0))
-        self.moving = self._beside * last
+        self._beside *= last
+        self.moving = self._beside
+        self._besides = exchange.beside_gradients if last else ()
         """On the way, or arrived while others are."""
 
     def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
         """Flat tensors of what goes of a bucket beside its gradients, and what a rank gets."""
-        exchange = self._group.exchange
-        flat = [exchange.sent(send, nbytes) for send in sends if send.share]
-        return ceil(sum(flat) * (1 + self._part(nbytes) / nbytes)) if flat and nbytes else 0
+        found = 0.0
+        for send in sends if nbytes else ():
+            got = send.primitive is not Primitive.ALL_REDUCE and self._part(nbytes) / nbytes
+            found += self._group.exchange.sent(send, nbytes) * (1 + got)
+        return ceil(found)
 
     def run(self, index: int, nbytes: int) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, where
@@ -428,7 +433,7 @@ class _Gradients:
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
             self.gradients -= self.gradients if self._every else gone
-            if more := self._shares(self._group.exchange.last_backward, nbytes):
+            if more := self._shares(self._besides, nbytes):
                 # While an owner waits for all of it, another rank's part is there.
                 self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole
                 yield

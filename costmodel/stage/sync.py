@@ -249,9 +249,9 @@ class Sync:
     def _reduce(self, group: FormGroup, sends: Sequence[Send], bucket: Bucket) -> list[Step]:
         """What happens to the gradients of a bucket once all have been added."""
         n, found = bucket.nbytes, list[Step]()
+        if any([send.at is Event.AFTER_LAST for send in sends]):
+            found += self.work(group.exchange.worked_last, bucket, "gradients")
         for send in sends:
-            if send.at is Event.AFTER_LAST and not send.share:
-                found += self.work(group.exchange.worked_last, bucket, "gradients")
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))

@@ -273,6 +273,11 @@ class Exchange:
         return self._sends_at(Event.AFTER_LAST)
 
     @cached_property
+    def beside_gradients(self) -> tuple[Send, ...]:
+        """What goes with the gradients that a backward has completed, after these."""
+        return (self.every_backward + self.last_backward)[1:]
+
+    @cached_property
     def last_forward(self) -> tuple[Send, ...]:
         """What goes once a block has run forward for the last time in a step."""
         return self._sends_at(Event.LAST_FORWARD)

@@ -47,8 +47,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield from _wrong_work(row, exchange)
     for send in exchange.sends:
         yield from _wrong_lag(send) if send.lag else _wrong_send(send)
-    backward = exchange.every_backward + exchange.last_backward
-    if len([send for send in backward if not send.share]) > 1 or any(s.share for s in backward[:1]):
+    if any(not send.share for send in exchange.beside_gradients):
         yield "a backward's gradients go in one message: further ones at END, or a share beside them"
     if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
         yield "a block's parameters are gathered alike before its forward and its backward"

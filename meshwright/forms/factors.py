@@ -209,9 +209,12 @@ def unfold(flat: Tensor, size: int) -> Tensor:
     off = flat[: first * second].view(first, second)
     both = flat[first * second :].view(second, first + 1)
     found[:first, first:], found[first:, :first] = off, off.t()
-    low, high = both[:, :second].tril(), both[:first, 1:].triu()
-    found[first:, first:] = low + low.tril(-1).t()
-    found[:first, :first] = high + high.triu(1).t()
+    for part, half, diagonal in (
+        (found[first:, first:], both[:, :second].tril(), -1),
+        (found[:first, :first], both[:first, 1:].triu().t(), -1),
+    ):
+        part.copy_(half)
+        part += half.tril_(diagonal).t()
     return found
 
 

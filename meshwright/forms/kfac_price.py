@@ -30,6 +30,8 @@ class _Work:
     """Values of the messages that it gets."""
     sent: float
     """Values of bases that go among them."""
+    made: float
+    """Of those the most that one of them makes."""
 
 
 def priced(
@@ -62,7 +64,12 @@ def priced(
     largest = _most(found.per_shape(owners), numels, ranks)
     flops = [work.flops for work in own]
     going = reads + gradients
-    moving = max(going + (max(w.sums for w in own) if shared_out else 0.0), 2.0 * bases)
+    square = max([max(pair) for pair in found.layers]) ** 2
+    # Messages, and a matrix that is made of one, in parts if of a triangle.
+    moving = max(
+        going + (max(w.sums for w in own) if shared_out else 0.0) + 1.5 * square,
+        max([w.sent + w.made for w in own]) + square * (1.0 if told.eigen else 1.5),
+    )
     stated = {
         "reads": reads * per_byte / every,
         "factors": gradients * per_byte / every,
@@ -93,15 +100,17 @@ def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -
     made = (alone + max(makers.loads)) / told.every("inv_update_steps")
     products = sum([o * o * c + o * c * c for c, o in layers]) * (2 if told.eigen else 1)
     extra = sum(dims) if told.eigen else 0
+    sizes = [0.0] * workers
+    for n, maker in zip(dims, makers.of, strict=True):
+        if maker != ALL:
+            sizes[maker] += base_size(n, eigen=told.eigen)
     return _Work(
         flops=_FLOPS * (made + products),
         values=2.0 * sum([n * n for n in dims]) + extra,
         sums=float(sum([message_size(n) for n in dims])),
-        sent=float(sum([
-            base_size(n, eigen=told.eigen)
-            for n, m in zip(dims, makers.of, strict=True) if m != ALL
-        ])),
-    )  # fmt: skip
+        sent=sum(sizes),
+        made=max(sizes),
+    )
 
 
 def _most(owners: Sequence[int], sizes: Sequence[float], ranks: int) -> float:
