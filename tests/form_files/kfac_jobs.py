@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,14 +64,18 @@ def image_batches() -> list[tuple[Tensor, Tensor]]:
 CASES: dict[str, Any] = {"layers": (model, batches), "images": (images, image_batches)}
 
 
-def graph_of(case: str) -> Graph:
+@cache
+def graph_of(case: str, precision: str = "fp64") -> Graph:
     make, data = CASES[case]
+    if precision != "fp64":
+        return trace(make(), data()[0], precision=precision)
     return graph() if case == "layers" else trace(make(), data()[0])
 
 
-def problem(ranks: int, case: str = "layers") -> Problem:
+def problem(ranks: int, case: str = "layers", precision: str = "fp64") -> Problem:
+    traced = graph_of(case, precision)
     return make_problem(
-        graph_of(case), Cluster.local(ranks), precision="fp64", optimizer="sgd_momentum"
+        traced, Cluster.local(ranks), precision=precision, optimizer="sgd_momentum"
     )
 
 
@@ -82,7 +87,8 @@ def plan_of(
     **sizes: Any,
 ) -> Plan:
     """K-FAC of the layers of each stage; the rest is stepped by rows, or as a whole."""
-    made, uneven = problem(ranks, case), sizes.pop("uneven", None)
+    made = problem(ranks, case, sizes.pop("precision", "fp64"))
+    uneven = sizes.pop("uneven", None)
     zero = sizes.get("zero", 1)
     shape = {"dp_shard": ranks, "num_microbatches": 2, "zero": 1} | sizes
     plan = build_plan(made, uniform_choice(made, **shape), predict=False)
@@ -101,7 +107,7 @@ def plan_of(
 
 def job_of(plan: Plan, lr: float, case: str = "layers") -> Any:
     return compile_job(
-        CASES[case][0](), plan, lr=lr, device="cpu", graph=graph_of(case), check=False
+        CASES[case][0](), plan, lr=lr, device="cpu", graph=graph_of(case, plan.precision), check=False
     )
 
 
@@ -113,6 +119,15 @@ def train(plan: Plan, lr: float, case: str = "layers") -> tuple[list[float], Any
     found = full_state(job)
     job.close()
     return losses, found, sent[-1]
+
+
+def narrow(plan: Plan, lr: float) -> tuple[list[float], set[torch.dtype]]:
+    """Losses, and dtypes of what the form keeps."""
+    job = job_of(plan, lr)
+    losses = [float(job.step(batch)) for batch in batches()]
+    dtypes = {x.dtype for stage in job.parts.stages.values() for x in stage.sync.kept}
+    job.close()
+    return losses, dtypes
 
 
 def resumed(plan: Plan, lr: float, folder: str) -> tuple[list[float], list[float]]:

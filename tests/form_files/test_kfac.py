@@ -27,6 +27,7 @@ from tests.form_files.kfac_jobs import (
     image_batches,
     images,
     most_tracked,
+    narrow,
     plain,
     plan_of,
     problem,
@@ -58,6 +59,11 @@ SIZES: dict[str, tuple[int, Mapping[str, float], float, str, dict[str, Any]]] = 
         "uneven": (3, 1), "zero": 0, "dp_shard": 1, "dp_replicate": 2}),
     "courses": (2, {**CLIPPED, "damping": "0.003, 2: 0.03", "inv_update_steps": "1, 3: 2",
         "factor_update_steps": "1, 2: 2", "kl_clip": "0.001, 1: 0.01"}, 0.1, "layers", {}),
+    "copies of parameters": (2, CLIPPED, 0.1, "layers", {"precision": "copies64"}),
+    "copies of parameters, zero 0": (2, CLIPPED, 0.05, "images", {
+        "precision": "copies64", "zero": 0, "dp_shard": 1, "dp_replicate": 2, "patterns": IMAGES}),
+    "copies of parameters, zero 2": (2, CLIPPED, 0.1, "layers", {
+        "precision": "copies64", "zero": 2}),
     "images": (2, CLIPPED, 0.05, "images", {"patterns": IMAGES}),
 }  # fmt: skip
 
@@ -80,6 +86,15 @@ def test_it_equals_one_process(name: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-10)
     for path, x in parameters.items():
         assert (state[path] - x).abs().max() <= 1e-10 * x.abs().max(), path
+
+
+def test_narrow_copies_have_wide_factors() -> None:
+    """Layers read bfloat16; sums, means and bases are float32, and training goes on as in that."""
+    plan = plan_of(2, precision="bf16")
+    losses, dtypes = run_ranks(2, narrow, plan, 0.1)[0]
+    wide, *_ = run_ranks(2, train, plan_of(2), 0.1)[0]
+    assert dtypes == {torch.float32}
+    assert losses == pytest.approx(wide, rel=0.05) and losses != wide
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
