@@ -27,13 +27,15 @@ class FormGroup:
             found.setdefault(bucket.owner, []).append(bucket)
         return found
 
-    def filled(self, blocks: int) -> dict[int, list[Bucket]]:
-        """Block -> buckets of whose parameters no block after it is the first to read one."""
+    @cached_property
+    def filled(self) -> dict[int, list[Bucket]]:
+        """Block -> buckets of whose parameters it is the last to read one."""
         found: dict[int, list[Bucket]] = {}
-        last = blocks - 1
+        own = [block for block, nbytes in enumerate(self.gathered) if nbytes]
         for bucket in self.buckets:  # from the last block on
-            found.setdefault(max(last, bucket.owner), []).append(bucket)
-            last = bucket.owner - 1
+            last = max(own[-1] if own else 0, bucket.owner)
+            found.setdefault(last, []).append(bucket)
+            own = [block for block in own if block < bucket.owner]
         return found
 
     @property

@@ -47,7 +47,7 @@ def _forward(stage: SentForward, groups: Sequence[FormGroup]) -> Iterator[Step]:
     for index, block in enumerate(stage.blocks):
         yield from stage.block_forward(block)
         for group in groups:
-            for bucket in group.filled(len(stage.blocks)).get(index, ()):
+            for bucket in group.filled.get(index, ()):
                 yield from stage.work(group.exchange.worked_forward, bucket, "gradients")
                 for send in group.exchange.last_forward:
                     seconds = stage.send_s(group, send, bucket.nbytes)
