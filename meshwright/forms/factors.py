@@ -208,13 +208,13 @@ def unfold(flat: Tensor, size: int) -> Tensor:
     found = flat.new_empty((size, size))
     off = flat[: first * second].view(first, second)
     both = flat[first * second :].view(second, first + 1)
-    found[:first, first:], found[first:, :first] = off, off.t()
-    for part, half, diagonal in (
-        (found[first:, first:], both[:, :second].tril(), -1),
-        (found[:first, :first], both[:first, 1:].triu().t(), -1),
-    ):
-        part.copy_(half)
-        part += half.tril_(diagonal).t()
+    # Turned matrices are made apart: torch copies these in blocks, and what is no row of memory not.
+    found[:first, first:] = off
+    found[first:, :first] = off.t().contiguous()
+    low = both[:, :second].tril()
+    torch.add(low, low.tril(-1).t().contiguous(), out=found[first:, first:])
+    high = both[:first, 1:].triu()
+    torch.add(high, high.triu(1).t().contiguous(), out=found[:first, :first])
     return found
 
 

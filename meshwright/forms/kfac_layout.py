@@ -26,9 +26,13 @@ SETTINGS: Known = {
 of a factor. `sends`: of ranks that precondition the same layers, one makes each base and sends it,
 or all make all, or what takes least of both. For that `message` and `value` are what it takes to
 begin to send, and to send a value, as numbers of multiplications that a rank does meanwhile."""
-EIGEN_TIMES = 9.0
-"""Multiplications to find eigenvalues and eigenvectors of a matrix, per one to invert it (Golub and
-Van Loan: about 9 n^3, where a Cholesky factor and an inverse take n^3)."""
+EIGEN_TIMES = 3.5
+"""What finding eigenvalues and eigenvectors of a matrix takes, in times of inverting it: 3 to 4
+where `base_work` was measured."""
+PANEL = 400
+"""Rows of a matrix that are inverted as slowly as all others together, as each waits for those
+before: inverses took 5.6 to 1.05 times a product of matrices of 64 to 1,536 rows (float32, one core
+of a 2-core AMD EPYC, torch 2.13, 2026-11-25). GPUs have more of such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,8 @@ class KfacSettings:
     def makers(self, dims: Sequence[int], workers: int) -> Owners:
         """Returns which of the ranks that precondition with factors of some sizes makes the base of
         each, or `ALL`."""
-        times = EIGEN_TIMES if self.eigen else 1.0
         sends = self.told.word("sends")
-        tasks = [MatrixTask(times * float(n) ** 3, self._told(n, sends)) for n in dims]
+        tasks = [MatrixTask(base_work(n, eigen=self.eigen), self._told(n, sends)) for n in dims]
         if workers == 1 or sends == "nothing":
             return Owners((ALL,) * len(tasks), (0.0,) * workers, sum(t.work for t in tasks), True)
         return placed(tasks, workers, by_all=sends == "cheapest")
@@ -81,6 +84,12 @@ class KfacSettings:
             return 0.0
         values = size * size + size if self.eigen else size * (size + 1) / 2
         return self.told.number("message") + self.told.number("value") * values
+
+
+def base_work(size: int, *, eigen: bool) -> float:
+    """Returns what it takes to make the base of a factor, as a number of multiplications of a
+    product of matrices that lasts as long."""
+    return (EIGEN_TIMES if eigen else 1.0) * (float(size) ** 3 + PANEL * float(size) ** 2)
 
 
 class KfacLayers:
@@ -121,5 +130,8 @@ def layer_owners(
     layers: Sequence[tuple[int, int]], others: Sequence[float], ranks: int
 ) -> tuple[int, ...]:
     """Returns who of some ranks owns which layer, then which of the other parameters."""
-    tasks = [MatrixTask(float(c) ** 3 + float(o) ** 3) for c, o in layers]
+    tasks = [
+        MatrixTask(base_work(c, eigen=False) + base_work(o, eigen=False) + c * o * (c + o))
+        for c, o in layers
+    ]
     return placed([*tasks, *map(MatrixTask, others)], ranks).of

@@ -6,7 +6,7 @@ from math import prod
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.factors import base_size, message_size
-from meshwright.forms.kfac_layout import EIGEN_TIMES, KfacLayers, KfacSettings
+from meshwright.forms.kfac_layout import KfacLayers, KfacSettings, base_work
 from meshwright.forms.placing import ALL
 from meshwright.ir.layout.conversions import Primitive
 
@@ -95,8 +95,9 @@ def priced(
 def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -> _Work:
     dims = [n for pair in layers for n in pair]
     makers = told.makers(dims, workers)
-    times = EIGEN_TIMES if told.eigen else 1.0
-    alone = times * sum([float(n) ** 3 for n, m in zip(dims, makers.of, strict=True) if m == ALL])
+    alone = sum([
+        base_work(n, eigen=told.eigen) for n, m in zip(dims, makers.of, strict=True) if m == ALL
+    ])  # fmt: skip
     made = (alone + max(makers.loads)) / told.every("inv_update_steps")
     products = sum([o * o * c + o * c * c for c, o in layers]) * (2 if told.eigen else 1)
     extra = sum(dims) if told.eigen else 0
