@@ -258,9 +258,17 @@ class Sync:
             if send.packs:
                 packing_s = self.packed_s(send.times * n, bucket.tensors * self.shard)
                 found.append(run(packing_s, "gradients"))
-            seconds = self.send_s(group, send, n)
-            found.append(Step(Do.START, seconds, SCATTER, "gradients"))
+            found.append(self.sending(group, send, n))
         return found
+
+    def sending(self, group: FormGroup, send: Send, nbytes: float) -> Step:
+        """Begins a message of gradients, or what comes with them; owners on CPUs receive what they
+        sum when they wait for it (`ir.comm.p2p_collectives`)."""
+        seconds = self.send_s(group, send, nbytes)
+        summed = send.primitive is Primitive.REDUCE_SCATTER
+        if group.exchange.owns_whole and summed and self.side_by_side:
+            return talk(seconds, "gradients")
+        return Step(Do.START, seconds, SCATTER, "gradients")
 
     def packed_s(self, nbytes: float, pieces: int) -> float:
         """To pack so many bytes, which are so many pieces of tensors."""

@@ -144,14 +144,20 @@ class LayerFactors:
         read, gradients = self.bases
         assert read is not None and gradients is not None
         matrix = weight.reshape(self.out, -1)
+        if read.values is None or gradients.values is None:
+            found = gradients.matrix @ matrix
+            if bias is None:
+                return (found @ read.matrix).view(weight.shape), None
+            # The last column apart: matrices of an odd width are slow to copy and to multiply.
+            last = gradients.matrix @ bias
+            inside, beside = read.matrix[:-1, :-1], read.matrix[-1, :-1]
+            whole = torch.addr(found @ inside, last, beside)
+            return whole.view(weight.shape), found @ beside + last * read.matrix[-1, -1]
         if bias is not None:
             matrix = torch.cat([matrix, bias.reshape(-1, 1)], 1)
-        if read.values is None or gradients.values is None:
-            found = gradients.matrix @ matrix @ read.matrix
-        else:
-            turned = gradients.matrix.t() @ matrix @ read.matrix
-            turned /= torch.outer(gradients.values, read.values).add_(rules.damping)
-            found = gradients.matrix @ turned @ read.matrix.t()
+        turned = gradients.matrix.t() @ matrix @ read.matrix
+        turned /= torch.outer(gradients.values, read.values).add_(rules.damping)
+        found = gradients.matrix @ turned @ read.matrix.t()
         if bias is None:
             return found.view(weight.shape), None
         return found[:, :-1].reshape(weight.shape), found[:, -1].reshape(bias.shape)
