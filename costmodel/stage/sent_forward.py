@@ -6,7 +6,7 @@ from typing import Protocol
 
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.costmodel.stage.form_group import FormGroup
-from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Overlap, Step, play, run
+from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Overlap, Step, play, run, talk
 from meshwright.costmodel.stage.times import BlockTimes
 from meshwright.forms.exchange import Rewrite, Send
 
@@ -36,8 +36,11 @@ def begun_forward(stage: SentForward) -> list[Step]:
     if not own:
         return []
     plain_s = play([x for block in stage.blocks for x in stage.block_forward(block)])[0]
-    took_s, left = play(list(_forward(stage, own)), IDLE, stage.overlap)
-    found = [run(max(0.0, took_s - plain_s), "gradients")]
+    steps = list(_forward(stage, own))
+    took_s, left = play(steps, IDLE, stage.overlap)
+    waits_s = sum([x.seconds for x in steps if x.do is Do.TALK and x.what == "gradients"])
+    # Processes that share cores slow down what is computed, and no message.
+    found = [run(max(0.0, took_s - plain_s - waits_s), "gradients"), talk(waits_s, "gradients")]
     if left[0]:
         found.append(Step(Do.START, left[0], SCATTER, "gradients"))
     return found

@@ -203,11 +203,13 @@ class Sync:
         return tuple(step for own in self.gathers if own.forward for step in own.alone(index))
 
     def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
-        """Of a unit of so many bytes."""
+        """Of a unit of so many bytes; of what goes in some steps only, and is waited for in these,
+        what it takes on average."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
         sent = self.sent(group, send, nbytes) if send.share else nbytes
-        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+        seconds = self.collective_s(send.primitive, sent, self.levels(send.axis))
+        return seconds if send.lag else seconds / send.every
 
     def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Bytes by which a message of a unit of so many bytes takes its time."""
@@ -355,7 +357,7 @@ class Sync:
                 packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
                 found.append(run(packing_s, "gather"))
             sent = n / self.shard if send.of_part else n
-            found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
+            found.append(talk(self.send_s(group, send, sent), "gather"))
             if send.unpacks:
                 pieces_s = self.piece_s * bucket.tensors * self.shard
                 moved = UNPACKED * send.times * n
