@@ -61,6 +61,13 @@ def describe(
     return priced(made, KfacSettings.of(settings), shapes, ranks, replicas // ranks, shared_out)
 
 
+def work_tries(message: float, value: float) -> tuple[Mapping[str, Setting], ...]:
+    """Returns what ranks that precondition the same layers may send each other: bases, each of
+    which one makes; nothing; or what takes less, by the cost of messages."""
+    cheapest = {"sends": "cheapest", "message": float(round(message)), "value": round(value, 2)}
+    return {"sends": "bases"}, {"sends": "nothing"}, cheapest
+
+
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with the form in a stage, and what would be right."""
     yield from wrong_settings("kfac", SETTINGS, stage.sync.settings if stage.sync else {})
