@@ -384,7 +384,9 @@ class _Gradients:
         self._newest = self._before = self._arrived = 0
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
-        self._beside = self._shares(exchange.last_forward, max(map(_bytes, group.buckets), default=0))
+        self._beside = self._shares(
+            exchange.last_forward, max(map(_bytes, group.buckets), default=0)
+        )
         self._beside *= last
         self.moving = self._beside
         self._besides = exchange.beside_gradients if last else ()

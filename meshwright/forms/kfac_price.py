@@ -158,17 +158,26 @@ def _rows(
         yield Rewrite(what="gradients", unit="bucket", at=at, moved=_FOLDED * stated[share] / every,
                       flops=_FLOPS * flops / nbytes / every, thin=False,
                       calls=calls * layers / tensors / every)  # fmt: skip
-        yield Send(what="gradients", unit="bucket", at=at, until=Event.END, share=share,
-                   every=every, **way)  # type: ignore[arg-type]
+        yield Send(
+            what="gradients", unit="bucket", at=at, until=Event.END, share=share, every=every, **way
+        )  # type: ignore[arg-type]
     end = {"what": "gradients", "unit": "bucket", "at": Event.END, "until": Event.END}
     if "sums" in stated:
-        yield Send(primitive=Primitive.ALL_REDUCE, axis=among, of_part=True, share="sums",
-                   every=every, **end)  # type: ignore[arg-type]
+        yield Send(
+            primitive=Primitive.ALL_REDUCE,
+            axis=among,
+            of_part=True,
+            share="sums",
+            every=every,
+            **end,
+        )  # type: ignore[arg-type]
     if "bases" in stated:
         yield Send(primitive=Primitive.ALL_GATHER, axis=among, of_part=shared_out,  # type: ignore[arg-type]
                    share="bases", every=inverted, **end)  # fmt: skip
     if "length" in stated:
-        yield Send(primitive=Primitive.ALL_REDUCE, axis="dp_shard", share="length", joint=True, **end)  # type: ignore[arg-type]
+        yield Send(
+            primitive=Primitive.ALL_REDUCE, axis="dp_shard", share="length", joint=True, **end
+        )  # type: ignore[arg-type]
     of_rank = layers / len(own)
     yield Rewrite(
         what="gradients", unit="bucket", at=Event.END, thin=False,

@@ -294,7 +294,7 @@ class KfacRun(AroundRun):
         for layer in self._mine:
             found += [x for x in layer.means if x is not None]
             for base in layer.bases:
-                found += [x for x in (base and (base.matrix, base.values) or ()) if x is not None]
+                found += [x for x in ((base and (base.matrix, base.values)) or ()) if x is not None]
         return [*super().kept, *found]
 
     def state(self) -> SyncState:
@@ -307,7 +307,9 @@ class KfacRun(AroundRun):
                 own = {"mean": mean}
                 if base is not None:
                     own |= {"base": base.matrix, "values": base.values}
-                found |= {f"{k} {n} {layer.path}": x.clone() for k, x in own.items() if x is not None}
+                found |= {
+                    f"{k} {n} {layer.path}": x.clone() for k, x in own.items() if x is not None
+                }
         return found
 
     def load(self, state: SyncState) -> None:
@@ -318,7 +320,9 @@ class KfacRun(AroundRun):
             for n in (READ, GRADIENTS):
                 mean, matrix, values = (
                     None if x is None else x.clone()
-                    for x in (state.get(f"{k} {n} {layer.path}") for k in ("mean", "base", "values"))
+                    for x in (
+                        state.get(f"{k} {n} {layer.path}") for k in ("mean", "base", "values")
+                    )
                 )
                 layer.means[n] = mean
                 layer.bases[n] = None if matrix is None else Base(matrix, values)

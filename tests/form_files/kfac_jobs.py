@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.settings import course
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import unmatched
-from meshwright.forms.settings import course
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -74,9 +74,7 @@ def graph_of(case: str, precision: str = "fp64") -> Graph:
 
 def problem(ranks: int, case: str = "layers", precision: str = "fp64") -> Problem:
     traced = graph_of(case, precision)
-    return make_problem(
-        traced, Cluster.local(ranks), precision=precision, optimizer="sgd_momentum"
-    )
+    return make_problem(traced, Cluster.local(ranks), precision=precision, optimizer="sgd_momentum")
 
 
 def plan_of(
@@ -107,7 +105,12 @@ def plan_of(
 
 def job_of(plan: Plan, lr: float, case: str = "layers") -> Any:
     return compile_job(
-        CASES[case][0](), plan, lr=lr, device="cpu", graph=graph_of(case, plan.precision), check=False
+        CASES[case][0](),
+        plan,
+        lr=lr,
+        device="cpu",
+        graph=graph_of(case, plan.precision),
+        check=False,
     )
 
 

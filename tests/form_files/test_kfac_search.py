@@ -12,6 +12,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.finishing.owned_work import variants
+from meshwright.planner.pins.decisions_kept import broken
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -76,6 +77,10 @@ def test_one_replica_would_not_train_by_it() -> None:
     """Nor would stages know the length of the whole step."""
     (stage,) = search_problem(problem("sync=kfac")).stages
     assert stage.dp > 1
+    asked = problem("sync=kfac")
+    alone = make_problem(asked.graph, Cluster.local(1), precision="fp32", optimizer="sgd_momentum")
+    plan = build_plan(alone, uniform_choice(alone), predict=False)
+    assert any(str(one) == "sync=kfac" for one in broken(asked.constraints, plan, asked.graph))
 
 
 def test_messages_that_are_dear_are_not_sent() -> None:
@@ -92,3 +97,23 @@ def test_messages_that_are_dear_are_not_sent() -> None:
     assert nothing.predicted and tried[0].predicted.step_s == pytest.approx(
         nothing.predicted.step_s, rel=0.05
     )
+
+
+def test_factors_are_priced_by_the_rows_that_layers_read() -> None:
+    """On all ranks products of what is read and of gradients, each with itself; at owners inverses
+    and products with these."""
+    asked, times = problem("sync=kfac", "dp=4"), {}
+    for samples in (64, 64 * 64):
+        cluster = asked.cluster
+        bigger = make_problem(
+            graph(512, samples), cluster, precision="fp32", optimizer="sgd_momentum"
+        )
+        plain = build_plan(bigger, uniform_choice(bigger, dp_shard=4, zero=1), predict=False)
+        seconds = [
+            predict_plan(bigger, plan).step_s
+            for plan in (plain, _with(plain, FormChoice(form="kfac")))
+        ]
+        times[samples] = seconds[1] - seconds[0]
+    rate = asked.cluster.device(0).peak("float32")
+    more = 6 * 2 * (512**2 + 513**2) * (64 * 63) / 4 / rate
+    assert more < times[64 * 64] - times[64] < 3 * more
