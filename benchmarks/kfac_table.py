@@ -184,8 +184,10 @@ def _only_sends(made: Exchange) -> Exchange:
 
 def _step_s(model: str, table: Exchange, slowed: float, limit_bytes: float) -> float:
     _, (each, per) = fitted()
-    link = Link(name="IB", bandwidth_bytes_per_s=2 * (RANKS - 1) / RANKS / per, latency_s=0.0,
-                launch_s=each, overlap_compute_slowdown=slowed, overlap_comm_slowdown=slowed)  # fmt: skip
+    link = Link(
+        name="IB", bandwidth_bytes_per_s=2 * (RANKS - 1) / RANKS / per, latency_s=0.0,
+        launch_s=each, overlap_compute_slowdown=slowed, overlap_comm_slowdown=slowed,
+    )  # fmt: skip
     row = ROWS[model]
     made = layers(model)
     products = [float(columns * rows * at) for columns, rows, at in made]
@@ -215,7 +217,7 @@ def _step_s(model: str, table: Exchange, slowed: float, limit_bytes: float) -> f
 
 
 SIZES = (1e6, 2.5e6, 6e6, 12e6, 25e6)
-"""Bytes of parameters whose factors go together, among which the best is taken: SPD fuses so, too."""
+"""Bytes of parameters whose factors go together, among which the best is taken: SPD fuses too."""
 
 
 def best_saved_s(model: str, slowed: float) -> float:

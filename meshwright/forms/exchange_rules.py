@@ -48,7 +48,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
     for send in exchange.sends:
         yield from _wrong_lag(send) if send.lag else _wrong_send(send)
     if any(not send.share for send in exchange.beside_gradients):
-        yield "a backward's gradients go in one message: further ones at END, or a share beside them"
+        yield "a backward's gradients go in one message: others at END, or a share beside them"
     if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
         yield "a block's parameters are gathered alike before its forward and its backward"
     if exchange.agrees and not _agrees(exchange):

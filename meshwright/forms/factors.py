@@ -214,7 +214,7 @@ def unfold(flat: Tensor, size: int) -> Tensor:
     found = flat.new_empty((size, size))
     off = flat[: first * second].view(first, second)
     both = flat[first * second :].view(second, first + 1)
-    # Turned matrices are made apart: torch copies these in blocks, and what is no row of memory not.
+    # Turned matrices are made apart: torch copies whole ones in blocks.
     found[:first, first:] = off
     found[first:, :first] = off.t().contiguous()
     low = both[:, :second].tril()

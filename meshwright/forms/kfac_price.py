@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, Shaped
+from meshwright.forms.exchange import Axis, Event, Exchange, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.factors import base_size, message_size
 from meshwright.forms.kfac_layout import KfacLayers, KfacSettings, base_work
 from meshwright.forms.placing import ALL
@@ -143,41 +143,32 @@ def _rows(
     every, inverted = told.every("factor_update_steps"), told.every("inv_update_steps")
     rows = [shapes[number].reads for number in found.weights]
     layers, tensors = len(found.layers), len(shapes)
-    squares = [
-        sum([n * pair[at] ** 2 for n, pair in zip(rows, found.layers, strict=True)]) for at in (0, 1)
-    ]  # fmt: skip
-    way = {"primitive": Primitive.REDUCE_SCATTER, "axis": "dp_shard"}
-    if not shared_out:
-        way = {"primitive": Primitive.ALL_REDUCE, "axis": "dp"}
-    among = "dp_replicate" if shared_out else "dp"
+    pairs = list(zip(rows, found.layers, strict=True))
+    squares = [sum([n * pair[at] ** 2 for n, pair in pairs]) for at in (0, 1)]
+    primitive = Primitive.REDUCE_SCATTER if shared_out else Primitive.ALL_REDUCE
+    axis: Axis = "dp_shard" if shared_out else "dp"
+    among: Axis = "dp_replicate" if shared_out else "dp"
     last = {
         "reads": (Event.LAST_FORWARD, _CALLS_OF_READ, squares[0]),
         "factors": (Event.AFTER_LAST, _CALLS_OF_GRADIENT, squares[1]),
     }
     for share, (at, calls, flops) in last.items():
-        yield Rewrite(what="gradients", unit="bucket", at=at, moved=_FOLDED * stated[share] / every,
-                      flops=_FLOPS * flops / nbytes / every, thin=False,
-                      calls=calls * layers / tensors / every)  # fmt: skip
-        yield Send(
-            what="gradients", unit="bucket", at=at, until=Event.END, share=share, every=every, **way
-        )  # type: ignore[arg-type]
-    end = {"what": "gradients", "unit": "bucket", "at": Event.END, "until": Event.END}
+        yield Rewrite(
+            what="gradients", unit="bucket", at=at, moved=_FOLDED * stated[share] / every,
+            flops=_FLOPS * flops / nbytes / every, thin=False,
+            calls=calls * layers / tensors / every,
+        )  # fmt: skip
+        yield Send(what="gradients", unit="bucket", at=at, until=Event.END, share=share,
+                   every=every, primitive=primitive, axis=axis)  # fmt: skip
+    end = Send(what="gradients", unit="bucket", at=Event.END, until=Event.END,
+               primitive=Primitive.ALL_REDUCE, axis=among)  # fmt: skip
     if "sums" in stated:
-        yield Send(
-            primitive=Primitive.ALL_REDUCE,
-            axis=among,
-            of_part=True,
-            share="sums",
-            every=every,
-            **end,
-        )  # type: ignore[arg-type]
+        yield replace(end, of_part=True, share="sums", every=every)
     if "bases" in stated:
-        yield Send(primitive=Primitive.ALL_GATHER, axis=among, of_part=shared_out,  # type: ignore[arg-type]
-                   share="bases", every=inverted, **end)  # fmt: skip
+        yield replace(end, primitive=Primitive.ALL_GATHER, of_part=shared_out, share="bases",
+                      every=inverted)  # fmt: skip
     if "length" in stated:
-        yield Send(
-            primitive=Primitive.ALL_REDUCE, axis="dp_shard", share="length", joint=True, **end
-        )  # type: ignore[arg-type]
+        yield replace(end, axis=axis, share="length", joint=True)
     of_rank = layers / len(own)
     yield Rewrite(
         what="gradients", unit="bucket", at=Event.END, thin=False,

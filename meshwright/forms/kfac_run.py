@@ -1,4 +1,4 @@
-"""K-FAC around a form that sums gradients: factors of layers go to who preconditions with them while
+"""K-FAC around a form that sums gradients: factors of layers go to who preconditions with them as
 forward and backward go on, bases are made and sent, gradients become what these make of them."""
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class _Together:
         self.first = min(layer.weight.owner for layer in self.layers)
         self.last = max(layer.weight.calls[-1] for layer in self.layers)
         """Calls after whose backward, and forward, nothing more is seen."""
-        self.left = (READ, GRADIENTS)
+        self.left = [READ, GRADIENTS]
         """Factors that have not gone in this step."""
 
     def sizes(self, factors: Sequence[int]) -> list[int]:
@@ -109,7 +109,7 @@ class KfacRun(AroundRun):
         super().begin(batch, next_batch)
         self._sees = self._told.is_due("factor_update_steps", self._steps)
         for group in self._groups:
-            group.left = (READ, GRADIENTS)
+            group.left = [READ, GRADIENTS]
         for layer in self._layers:
             if any(layer.counts):  # of a step that did not end
                 layer.clear()
@@ -166,20 +166,21 @@ class KfacRun(AroundRun):
             return
         if self._workers.size == 1:  # else what has come is summed once more
             self._collect(keep=1)
-        group.left = tuple(n for n in group.left if n not in factors)
+        group.left = [n for n in group.left if n not in factors]
         sizes = group.sizes(factors)
         flat = self._packed([(layer, n) for layer in group.layers for n in factors])
         recorder, peers = self._lines.recorder, self._peers
         if peers.group is None:
             what = self._what(self._workers, "all_reduce", flat.nbytes)
             start, mine = recorder.mark(), flat
-            work = dist.all_reduce(flat, group=self._workers.group, async_op=True)
-            assert work is not None
+            begun = dist.all_reduce(flat, group=self._workers.group, async_op=True)
+            assert begun is not None
+            work: Waitable = begun
         else:
             what = self._what(peers, "reduce_scatter", flat.nbytes)
             mine = flat.new_empty(sizes[peers.coordinate])
             start = recorder.mark()
-            work = reduce_scatter_uneven(mine, flat, sizes, peers.group)  # type: ignore[assignment]
+            work = reduce_scatter_uneven(mine, flat, sizes, peers.group)
         self._works.append(_Sum(group, factors, mine, recorder.pending(what, work, start)))
 
     def _packed(self, factors: Sequence[Named]) -> Tensor:

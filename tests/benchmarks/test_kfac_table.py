@@ -29,7 +29,9 @@ def test_models_are_the_published_ones() -> None:
               "DenseNet-201": (201, 131.0, 1.8), "Inception-v4": (150, 116.4, 4.7)}  # fmt: skip
     for model, (count, *sizes) in wanted.items():
         made = layers(model)
-        found = [sum([n * (n + 1) / 2 for n in part]) / 1e6 for part in list(zip(*made))[:2]]
+        found = [
+            sum([n * (n + 1) / 2 for n in part]) / 1e6 for part in list(zip(*made, strict=True))[:2]
+        ]
         assert len(made) == count and found == pytest.approx(sizes, abs=0.06)
 
 

@@ -64,7 +64,11 @@ def describe(
 def work_tries(message: float, value: float) -> tuple[Mapping[str, Setting], ...]:
     """Returns what ranks that precondition the same layers may send each other: bases, each of
     which one makes; nothing; or what takes less, by the cost of messages."""
-    cheapest = {"sends": "cheapest", "message": float(round(message)), "value": round(value, 2)}
+    cheapest: Mapping[str, Setting] = {
+        "sends": "cheapest",
+        "message": float(round(message)),
+        "value": round(value, 2),
+    }
     return {"sends": "bases"}, {"sends": "nothing"}, cheapest
 
 
