@@ -23,7 +23,7 @@ _CALLS_OF_BASE, _CALLS_OF_LAYER = 5, 14
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _OwnersWork:
     """Of the ranks that own the same layers."""
 
     flops: float
@@ -95,7 +95,7 @@ def priced(
     )  # fmt: skip
 
 
-def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -> _Work:
+def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -> _OwnersWork:
     dims = [n for pair in layers for n in pair]
     makers = told.makers(dims, workers)
     alone = sum([
@@ -108,7 +108,7 @@ def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -
     for n, maker in zip(dims, makers.of, strict=True):
         if maker != ALL:
             sizes[maker] += base_size(n, eigen=told.eigen)
-    return _Work(
+    return _OwnersWork(
         flops=_FLOPS * (made + products),
         values=2.0 * sum([n * n for n in dims]) + extra,
         sums=float(sum([message_size(n) for n in dims])),
@@ -136,7 +136,7 @@ def _rows(
     found: KfacLayers,
     shapes: Sequence[Shaped],
     stated: dict[str, float],
-    own: Sequence[_Work],
+    own: Sequence[_OwnersWork],
     shared_out: bool,
 ) -> Iterator[Row]:
     nbytes = sum([x.nbytes for x in shapes])

@@ -28,8 +28,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         return
     meshes = [_meshes(stage) for stage in plan.stages]
     for number, zero in product(range(max(map(len, meshes))), _LEVELS):
-        alone = all(own[min(number, len(own) - 1)]["dp_shard"] == 1 for own in meshes)
-        if not suits(form, zero) or alone is bool(zero):
+        if not suits(form, zero):
             continue
         stages = [
             _split(stage, own[min(number, len(own) - 1)], zero)
