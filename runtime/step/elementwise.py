@@ -9,6 +9,7 @@ what it makes of them is compared.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import NoneType
 from typing import Any
 
 import torch
@@ -142,7 +143,10 @@ def _run(
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
         raise CannotTry(f"{type(error).__name__}: {error}") from error
     shaped = all(
-        not isinstance(x, Tensor) or x.numel() == 1 or x.shape == p.shape
+        # Objects may hold what will be used in a step that is not tried.
+        (x.numel() == 1 or x.shape == p.shape)
+        if isinstance(x, Tensor)
+        else isinstance(x, int | float | str | NoneType)
         for p, state in optimizer.state.items() if isinstance(p, Tensor)
         for x in state.values()
     )  # fmt: skip
