@@ -17,6 +17,7 @@ from meshwright.ir.plan.detail import NEXT_FORWARD, SyncMessage
 
 _WHEN = {
     Event.BEFORE_FORWARD: "before blocks run",
+    Event.LAST_FORWARD: "under the last forward",
     Event.BEFORE_BACKWARD: "before blocks run",
     Event.AFTER_BACKWARD: "under every backward",
     Event.AFTER_LAST: "under the last backward",

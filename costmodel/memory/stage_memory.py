@@ -12,7 +12,8 @@ from math import ceil
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.stage.buckets import Bucket
-from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange import Exchange, Send
+from meshwright.ir.layout.conversions import Primitive
 
 
 class Bytes(NamedTuple):
@@ -357,6 +358,10 @@ class StageMemory:
         return found
 
 
+def _bytes(bucket: Bucket) -> int:
+    return bucket.nbytes
+
+
 def _sum(groups: "Sequence[_Gradients]") -> tuple[int, int]:
     """Of all: whole gradients, and what is on its way."""
     return sum([group.gradients for group in groups]), sum([group.moving for group in groups])
@@ -396,8 +401,21 @@ class _Gradients:
         self._newest = self._before = self._arrived = 0
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
-        self.moving = 0
+        self._beside = self._shares(
+            exchange.last_forward, max(map(_bytes, group.buckets), default=0)
+        )
+        self._beside *= last
+        self.moving = self._beside
+        self._besides = exchange.beside_gradients if last else ()
         """On the way, or arrived while others are."""
+
+    def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
+        """Flat tensors of what goes of a bucket beside its gradients, and what a rank gets."""
+        found = 0.0
+        for send in sends if nbytes else ():
+            got = send.primitive is not Primitive.ALL_REDUCE and self._part(nbytes) / nbytes
+            found += self._group.exchange.sent(send, nbytes) * (1 + got)
+        return ceil(found)
 
     def run(self, index: int, nbytes: int) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, where
@@ -432,9 +450,14 @@ class _Gradients:
             self.moving = (
                 self._arrived + self._scattering(self._newest) + self._scattering(self._before)
             )
+            self.moving += self._beside
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
             self.gradients -= self.gradients if self._every else gone
+            if more := self._shares(self._besides, nbytes):
+                # While an owner waits for all of it, another rank's part is there.
+                self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole
+                yield
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

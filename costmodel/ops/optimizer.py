@@ -102,7 +102,7 @@ def temporary_bytes(
     `shapes`: for optimizers whose `room` depends on them."""
     form = update(optimizer)
     if form.room is not None and shapes:
-        found = {form.room(shape, size // max(1, prod(shape))) for shape, size in set(shapes)}
+        found = {form.room(x.shape, x.nbytes // max(1, prod(x.shape))) for x in set(shapes)}
         return ceil(max(found))
     return ceil(form.made * (nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)))
 

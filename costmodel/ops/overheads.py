@@ -45,12 +45,13 @@ class Overheads:
     step_s: float
     device: DeviceType
 
-    def work_s(self, moved: float, flops: float, calls: float) -> float:
-        """Seconds of so many kernels that move so many bytes and multiply matrices, one of which
-        has few columns: memory limits them, or arithmetic."""
+    def work_s(self, moved: float, flops: float, calls: float, *, thin: bool = True) -> float:
+        """Seconds of so many kernels that move so many bytes and multiply matrices; `thin`: one of
+        which has few columns: memory limits them, or arithmetic."""
         device = self.device
         curve = curve_of(OpClass.MATMUL, device)
-        rate = device.peak("float32") * curve.share * (CPU_THIN if device.kind == "cpu" else 1.0)
+        slow = CPU_THIN if thin and device.kind == "cpu" else 1.0
+        rate = device.peak("float32") * curve.share * slow
         arithmetic = flops / rate if flops else 0.0
         each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
         return max(self.copy_s(moved), arithmetic) + calls * each

@@ -41,6 +41,17 @@ class FormGroup:
             return self.gathered
         return [nbytes * (i not in self.still) for i, nbytes in enumerate(self.gathered)]
 
+    @cached_property
+    def filled(self) -> dict[int, list[Bucket]]:
+        """Block -> buckets of whose parameters it is the last to read one."""
+        found: dict[int, list[Bucket]] = {}
+        own = [block for block, nbytes in enumerate(self.gathered) if nbytes]
+        for bucket in self.buckets:  # from the last block on
+            last = max(own[-1] if own else 0, bucket.owner)
+            found.setdefault(last, []).append(bucket)
+            own = [block for block in own if block < bucket.owner]
+        return found
+
     @property
     def message_bytes(self) -> list[int]:
         """Of all that goes."""

@@ -145,4 +145,6 @@ def _seconds(sync: Sync, group: FormGroup, send: Send) -> float:
         )
     part = sync.shard if send.of_part else 1
     sizes = [bucket.nbytes / part for bucket in group.buckets]
-    return sum([sync.send_s(group, send, nbytes) for nbytes in sizes]) / send.every
+    return sum([sync.send_s(group, send, nbytes) for nbytes in sizes]) / (
+        send.every if send.lag else 1
+    )

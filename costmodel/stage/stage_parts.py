@@ -1,5 +1,6 @@
 """Parameters of a stage on a rank, apart by what the plan says of them."""
 
+from math import prod
 from typing import NamedTuple
 
 from meshwright.costmodel.comm.comm import Levels
@@ -11,11 +12,13 @@ from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.sync import exchange_of, needs_shapes
 from meshwright.forms.updates import update
 from meshwright.ir.graph.graph import Kind
+from meshwright.ir.layers import window_of
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
 
 _owned: Memo[tuple[object, ...], Owned] = Memo()
+_rows: Memo[str, dict[str, float]] = Memo()
 
 
 class Part(NamedTuple):
@@ -71,21 +74,40 @@ def _exchange(
     stepped."""
     if not needs_shapes(stage.sync_form):
         return copied(exchange_of(stage, rests=rests), tables.numbers)
-    made = exchange_of(stage, _shapes(tables, costs, names), rests=rests)
+    shares = stage.batch_shares or (1,) * stage.dp
+    shapes = _shapes(tables, costs, names, max(shares) / sum(shares))
+    made = exchange_of(stage, shapes, rests=rests)
     return copied(made, tables.numbers)
 
 
 def _shapes(
-    tables: CostTables, costs: StageCosts, names: frozenset[str] | None
+    tables: CostTables, costs: StageCosts, names: frozenset[str] | None, share: float = 0.0
 ) -> tuple[Shaped, ...]:
-    """Of the trained parameters of a group on a rank."""
+    """Of the trained parameters of a group on a rank; that of the replica with most samples."""
     found: dict[str, Shaped] = {}
+    reads = _reads(tables)
     for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
         kinds = tables.param_kinds[block.name]
         for name, kind, shape in zip(block.params, kinds, cost.param_shapes, strict=True):
             if kind and kind[1] and (names is None or name in names):
-                found[name] = Shaped(shape, costs.cost.params[name])
+                rows = reads.get(name, 0.0) * share
+                found[name] = Shaped(shape, costs.cost.params[name], rows)
     return tuple(found.values())
+
+
+def _reads(tables: CostTables) -> dict[str, float]:
+    """Of each weight of a layer, the rows that are multiplied with it in a step."""
+    known = _rows.of(tables)
+    if "" not in known:
+        graph, found = tables.graph, dict[str, float]()
+        for block in graph.blocks:
+            for op in graph.block_ops(block):
+                if window_of(op.target, [value for _, value in op.args[3:]]) is not None:
+                    made, weight = graph.tensors[op.outputs[0]], graph.tensors[op.inputs[1]]
+                    rows = prod(made.shape) / weight.shape[0]
+                    found[op.inputs[1]] = found.get(op.inputs[1], 0.0) + rows
+        known[""] = found
+    return known[""]
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:

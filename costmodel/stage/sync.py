@@ -24,6 +24,7 @@ from meshwright.costmodel.stage.program import (
     run,
     talk,
 )
+from meshwright.costmodel.stage.sent_forward import begun_forward
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
 from meshwright.forms.exchange import Axis, Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
@@ -133,6 +134,8 @@ class Sync:
             for group in (self.groups if weights else ())
             if (sends := group.exchange.every_backward + group.exchange.last_backward * last)
         ]
+        if last and weights:
+            found += begun_forward(self)
         made: dict[object, list[Step]] = {}
         reduced: dict[object, list[Step]] = {}
         gathers = [own.steps(-1) for own in self.gathers if own.backward]
@@ -202,11 +205,13 @@ class Sync:
         return tuple(step for own in self.gathers if own.forward for step in own.alone(index))
 
     def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
-        """Of a unit of so many bytes."""
+        """Of a unit of so many bytes; of what goes in some steps only, and is waited for in these,
+        what it takes on average."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
         sent = self.sent(group, send, nbytes) if send.share else nbytes
-        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+        seconds = self.collective_s(send.primitive, sent, self.levels(send.axis))
+        return seconds if send.lag else seconds / send.every
 
     def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Bytes by which a message of a unit of so many bytes takes its time."""
@@ -234,29 +239,40 @@ class Sync:
     def _copies_s(self) -> dict[float, float]:
         return {}
 
-    def _work(self, works: Sequence[Rewrite], bucket: Bucket, what: str) -> list[Step]:
+    def work(self, works: Sequence[Rewrite], bucket: Bucket, what: str) -> list[Step]:
         """What is done with a bucket beside messages."""
         n, tensors = bucket.nbytes, bucket.tensors
         return [
-            run(self.overheads.work_s(w.moved * n, w.flops * n, w.calls * tensors), what)
+            run(
+                self.overheads.work_s(w.moved * n, w.flops * n, w.calls * tensors, thin=w.thin),
+                what,
+            )
             for w in works
         ]  # fmt: skip
 
     def _reduce(self, group: FormGroup, sends: Sequence[Send], bucket: Bucket) -> list[Step]:
         """What happens to the gradients of a bucket once all have been added."""
         n, found = bucket.nbytes, list[Step]()
+        if any([send.at is Event.AFTER_LAST for send in sends]):
+            found += self.work(group.exchange.worked_last, bucket, "gradients")
         for send in sends:
-            if send.at is Event.AFTER_LAST:
-                found += self._work(group.exchange.worked_last, bucket, "gradients")
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
             if send.packs:
                 packing_s = self.packed_s(send.times * n, bucket.tensors * self.shard)
                 found.append(run(packing_s, "gradients"))
-            seconds = self.send_s(group, send, n)
-            found.append(Step(Do.START, seconds, SCATTER, "gradients"))
+            found.append(self.sending(group, send, n))
         return found
+
+    def sending(self, group: FormGroup, send: Send, nbytes: float) -> Step:
+        """Begins a message of gradients, or what comes with them; owners on CPUs receive what they
+        sum when they wait for it (`ir.comm.p2p_collectives`)."""
+        seconds = self.send_s(group, send, nbytes)
+        summed = send.primitive is Primitive.REDUCE_SCATTER
+        if group.exchange.owns_whole and summed and self.side_by_side:
+            return talk(seconds, "gradients")
+        return Step(Do.START, seconds, SCATTER, "gradients")
 
     def packed_s(self, nbytes: float, pieces: int) -> float:
         """To pack so many bytes, which are so many pieces of tensors."""
@@ -298,7 +314,7 @@ class Sync:
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
             if work:
-                yield from self._work(work, bucket, "gradients")
+                yield from self.work(work, bucket, "gradients")
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
@@ -343,11 +359,11 @@ class Sync:
                 packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
                 found.append(run(packing_s, "gather"))
             sent = n / self.shard if send.of_part else n
-            found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
+            found.append(talk(self.send_s(group, send, sent), "gather"))
             if send.unpacks:
                 pieces_s = self.piece_s * bucket.tensors * self.shard
                 moved = UNPACKED * send.times * n
                 found.append(run(self.copy_s(moved) + pieces_s, "gather"))
         for work in group.exchange.cleared:
-            found += self._work((work,), bucket, work.what)
+            found += self.work((work,), bucket, work.what)
         return found

@@ -82,6 +82,9 @@ class AroundRun(SyncRun):
     def close(self, call: int) -> None:
         self.inner.close(call)
 
+    def after_forward(self, call: int, last: bool) -> None:
+        self.inner.after_forward(call, last)
+
     def after_backward(self, call: int, last: bool) -> None:
         self.inner.after_backward(call, last)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Rewrite, Row, Send
-from meshwright.forms.sync import exchange_of, has_some_rows, has_taps, takes_copies
+from meshwright.forms.sync import exchange_of, has_some_rows, takes_copies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.parameters import views_of
@@ -31,11 +31,6 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
         raise PlanError(
             f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
             "knows of no copies; nearest is zero 1, or a precision without copies"
-        )
-    if has_taps(exchange.form):
-        raise PlanError(
-            f"blocks read copies of parameters, and {exchange.form} would make its factors of "
-            "values as narrow; nearest is a precision without copies"
         )
     if "parameters" in exchange.on_host and not exchange.row_copies:
         rows = tuple(_brought_as_copies(row, share) for row in exchange.rows)

@@ -33,18 +33,20 @@ class Event(IntEnum):
     """Before the first forward of the step."""
     BEFORE_FORWARD = 1
     """Of a block, in every micro-batch."""
-    BEFORE_BACKWARD = 2
-    AFTER_BACKWARD = 3
+    LAST_FORWARD = 2
+    """Of a block, in the last micro-batch only: it has run."""
+    BEFORE_BACKWARD = 3
+    AFTER_BACKWARD = 4
     """Of a block, in every micro-batch: its gradients have been added."""
-    AFTER_LAST = 4
+    AFTER_LAST = 5
     """The same in the last micro-batch only: none will be added."""
-    END = 5
+    END = 6
     """All micro-batches are over, and the optimizer has not begun."""
-    UPDATED = 6
+    UPDATED = 7
     """The optimizer has stepped."""
-    NEXT_BEGIN = 7
+    NEXT_BEGIN = 8
     """Before the first forward of the next step."""
-    NEXT_FORWARD = 8
+    NEXT_FORWARD = 9
     """Of the first block that reads the parameter, in the next step's first micro-batch."""
 
 
@@ -53,6 +55,9 @@ class Shaped(NamedTuple):
 
     shape: tuple[int, ...]
     nbytes: int
+    reads: float = 0.0
+    """Rows (of a batch, positions of an image) that a layer multiplies with it in a step, on a
+    rank; 0: none, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,8 @@ class Rewrite:
     calls: float = 0.0
     """Kernels, per tensor of the unit."""
     steps: Steps = ""
+    thin: bool = True
+    """One of the matrices has few columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +305,16 @@ class Exchange:
         return self._sends_at(Event.AFTER_LAST)
 
     @cached_property
+    def beside_gradients(self) -> tuple[Send, ...]:
+        """What goes with the gradients that a backward has completed, after these."""
+        return (self.every_backward + self.last_backward)[1:]
+
+    @cached_property
+    def last_forward(self) -> tuple[Send, ...]:
+        """What goes once a block has run forward for the last time in a step."""
+        return self._sends_at(Event.LAST_FORWARD)
+
+    @cached_property
     def at_end(self) -> tuple[Send, ...]:
         return tuple([send for send in self._sends_at(Event.END) if not send.is_late])
 
@@ -335,6 +352,11 @@ class Exchange:
     def cleared(self) -> tuple[Rewrite, ...]:
         """What is written after the optimizer's step."""
         return self.work_at(Event.UPDATED)
+
+    @cached_property
+    def worked_forward(self) -> tuple[Rewrite, ...]:
+        """What forwards do beside their ops with a bucket, in all of a step."""
+        return self.work_at(Event.LAST_FORWARD)
 
     @cached_property
     def worked_last(self) -> tuple[Rewrite, ...]:

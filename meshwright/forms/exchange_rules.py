@@ -8,7 +8,7 @@ from meshwright.ir.errors import PlanError
 
 _ALWAYS = (Event.BEGIN, Event.NEXT_BEGIN, "stage")
 _LIVES = {
-    "gradients": (Event.AFTER_BACKWARD, Event.AFTER_LAST, Event.END),
+    "gradients": (Event.LAST_FORWARD, Event.AFTER_BACKWARD, Event.AFTER_LAST, Event.END),
     "parameters": (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD, Event.UPDATED),
 }
 """When each may go."""
@@ -47,8 +47,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield from _wrong_work(row, exchange)
     for send in exchange.sends:
         yield from _wrong_lag(send) if send.lag else _wrong_send(send)
-    if len(exchange.every_backward + exchange.last_backward) > 1:
-        yield "a backward's gradients go in one message: further ones at END"
+    if any(not send.share for send in exchange.beside_gradients):
+        yield "a backward's gradients go in one message: others at END, or a share beside them"
     if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
         yield "a block's parameters are gathered alike before its forward and its backward"
     if exchange.agrees and not _agrees(exchange):
@@ -81,7 +81,7 @@ def _wrong_share(row: Send | Hold | Hosted | HostCopy, exchange: Exchange) -> It
 
 
 def _wrong_work(row: Rewrite, exchange: Exchange) -> Iterator[str]:
-    known = Event.AFTER_LAST, Event.END, Event.UPDATED
+    known = Event.LAST_FORWARD, Event.AFTER_LAST, Event.END, Event.UPDATED
     if row.at not in known or row.unit != "bucket":
         names = ", ".join([event.name for event in known])
         yield f"{row}: work has a price on buckets, at one of {names}"
@@ -100,6 +100,8 @@ def _wrong_send(send: Send) -> Iterator[str]:
         if send.at not in (Event.END, Event.UPDATED):
             yield f"{send}: what the next forward hides goes at END or when UPDATED"
         return
+    if send.at is Event.LAST_FORWARD and not send.share:
+        yield f"{send}: gradients come after a backward; before it goes a share, beside them"
     if send.what == "gradients" and send.until > Event.END:
         yield f"{send}: the optimizer needs gradients; until END, or NEXT_FORWARD if it steps then"
     if send.what == "parameters" and send.until != send.at:

@@ -181,6 +181,10 @@ class GroupedRun(SyncRun):
         for store in self._stores:
             store.close(call)
 
+    def after_forward(self, call: int, last: bool) -> None:
+        for run in self._runs:
+            run.after_forward(call, last)
+
     def after_backward(self, call: int, last: bool) -> None:
         for run in self._runs:
             run.after_backward(call, last)

@@ -334,6 +334,10 @@ class SyncRun:
     def close(self, call: int) -> None:
         """The call's parameters have been read."""
 
+    def after_forward(self, call: int, last: bool) -> None:
+        """The call has run forward in a micro-batch that is trained on; `last`: the step has no
+        later one."""
+
     def after_backward(self, call: int, last: bool) -> None:
         """The call's gradients of a micro-batch have been added; `last`: none will follow."""
 

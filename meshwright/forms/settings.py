@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 from math import isfinite
 
 from meshwright.ir.plan.plan import Setting
@@ -61,7 +62,45 @@ class Text:
         return f"must be a name, not {value}", self.default
 
 
-Known = Mapping[str, Number | Word | Text]
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A number, or numbers from steps of training on: "0.03, 500: 0.01" is 0.03, and 0.01 from the
+    step with number 500 on; the first step has number 0. Whole numbers if the default is one."""
+
+    default: int | float
+    low: float
+    high: float
+
+    def wrong(self, value: Setting) -> tuple[str, Setting] | None:
+        """Returns what is wrong with a value and the nearest legal one; None if it is legal."""
+        number = Number(self.default, self.low, self.high)
+        if not isinstance(value, str):
+            return number.wrong(value)
+        try:
+            parts = course(value)
+        except ValueError:
+            text = f"must be a number, or numbers as in '{self.default}, 500: {self.default}'"
+            return f"{text}, not {value[:SHOWN]!r}", self.default
+        if any(later <= before for (before, _), (later, _) in pairwise(parts)):
+            return f"names steps that do not rise: {value[:SHOWN]!r}", parts[0][1]
+        found = [number.wrong(one) for _, one in parts]
+        return next((one for one in found if one), None)
+
+
+def course(value: Setting) -> tuple[tuple[int, float], ...]:
+    """Returns (first step, number) of each part of what `Course` allows. ValueError for a text that
+    is none."""
+    if not isinstance(value, str):
+        return ((0, float(value)),)
+    first, *more = value.split(",")
+    parts = [(0, float(first))]
+    for text in more:
+        step, number = text.split(":")
+        parts.append((int(step), float(number)))
+    return tuple(parts)
+
+
+Known = Mapping[str, Number | Course | Word | Text]
 
 
 def wrong_settings(
@@ -92,6 +131,14 @@ class FormSettings:
 
     def number(self, name: str) -> float:
         return float(self._value(name))
+
+    def at(self, name: str, step: int) -> float:
+        """Returns what a number is in a step of training."""
+        return [number for first, number in course(self._value(name)) if first <= step][-1]
+
+    def finally_(self, name: str) -> float:
+        """Returns what a number stays in the end."""
+        return course(self._value(name))[-1][1]
 
     def word(self, name: str) -> str:
         return str(self._value(name))

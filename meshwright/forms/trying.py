@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
+from types import NoneType
 from typing import Any
 
 import torch
@@ -245,7 +246,10 @@ def _run(
     except FAILURES as error:
         raise CannotTry(f"{type(error).__name__}: {error}") from error
     shaped = all(
-        not isinstance(x, Tensor) or x.numel() == 1 or x.shape == p.shape
+        # Objects may hold what will be used in a step that is not tried.
+        (x.numel() == 1 or x.shape == p.shape)
+        if isinstance(x, Tensor)
+        else isinstance(x, int | float | str | NoneType)
         for p, state in optimizer.state.items() if isinstance(p, Tensor)
         for x in state.values()
     )  # fmt: skip

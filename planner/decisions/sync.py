@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.forms.sync import pinnable, suits
+from meshwright.forms.sync import has_taps, pinnable, suits
 from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.decision import Decision, Machinery
@@ -17,7 +17,11 @@ def _form(stage: Stage) -> str:
 
 
 def _admits(pin: Pin, stage: Stage) -> bool:
-    return stage.dp == 1 or pin.admits(_form(stage))
+    if stage.dp == 1:  # as any of them, but for a method that one replica would not train by
+        return pin.admits(_AS_ZERO) or any(
+            pin.admits(form) and not has_taps(form) for form in pinnable()
+        )
+    return pin.admits(_form(stage))
 
 
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:

@@ -10,7 +10,7 @@ import torch
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.stepping import cut_on_blocks
-from meshwright.forms.sync import changes, chosen
+from meshwright.forms.sync import changes, chosen, has_taps
 from meshwright.forms.tried import Given, named_update
 from meshwright.forms.updates import USUAL, Reach, Update, update
 from meshwright.ir.cluster.cluster import Cluster
@@ -198,6 +198,8 @@ def make_problem(
         asked = parse_constraints((*asked, *whole), graph, cluster)
     elif any(map(_steps_whole, asked)):
         asked = parse_constraints((*asked, _WHOLE_MATRICES), graph, cluster)
+    if any(map(_has_taps, asked)):
+        asked = parse_constraints((*asked, *_WHOLE_LAYERS), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
@@ -259,6 +261,19 @@ def _steps_whole(asked: Constraint) -> bool:
     if not isinstance(asked, ParametersAs) or not asked.choice.update:
         return False
     return update(asked.choice.update).reach is Reach.PARAMETER
+
+
+_WHOLE_LAYERS = ("model=1", "pp=1")
+"""Where layers are looked at as a whole, and all of them together."""
+
+
+def _has_taps(asked: Constraint) -> bool:
+    """Whether the user asks for a method that looks at what layers read."""
+    if isinstance(asked, ParametersAs):
+        return asked.choice.sync is not None and has_taps(asked.choice.sync.form)
+    if not isinstance(asked, Pin) or asked.name != "sync" or isinstance(asked.value, tuple):
+        return False
+    return asked.value in chosen() and has_taps(str(asked.value))
 
 
 def _names_stages(asked: Constraint) -> bool:

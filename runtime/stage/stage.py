@@ -130,10 +130,12 @@ class StageModule(nn.Module):
         values: Mapping[str, Tensor],
         keep: bool = True,
         whole: bool = False,
+        last: bool = False,
     ) -> dict[str, Tensor]:
         """The stage's sends and its loss, from what it received, its inputs and the totals.
 
         With `keep`, what the backward of this micro-batch needs is kept; with `whole`, all of it.
+        `last`: the step has no later forward.
         """
         env = dict(values)
         tape = _StageTape(whole=whole)
@@ -150,6 +152,8 @@ class StageModule(nn.Module):
                 self._forward_chain(self._chains[index], env, tape, keep)
             elif not call.follows:
                 self._forward_call(index, call, env, tape, keep, ahead)
+            if keep:
+                self.sync.after_forward(index, last)
         if keep:
             self._tapes[microbatch] = tape
         wanted = [value.name for value in self.program.sends]

@@ -60,6 +60,7 @@ class Executor:
         self._training = any(action.work not in FORWARDS for action in row)
         self._last = _last_backwards(row)
         self._tf32 = tf32
+        self._last_forwards = frozenset({a.stage: a for a in row if a.work in FORWARDS}.values())
 
     def run(self, inputs: Inputs) -> Tensor | None:
         """The sum of the losses of this rank's micro-batches; None without the last stage."""
@@ -115,8 +116,9 @@ class Executor:
             values[value.name] = received
         self._at(action, "running")
         made: Mapping[str, Tensor] = stage(
-            microbatch, values, keep=self._training, whole=action.work is Work.FORWARD_KEEPING
-        )
+            microbatch, values, keep=self._training, whole=action.work is Work.FORWARD_KEEPING,
+            last=stage.reduce_early and action in self._last_forwards,
+        )  # fmt: skip
         for value in stage.program.sends:
             self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
         return made.get(stage.program.loss)

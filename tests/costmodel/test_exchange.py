@@ -110,7 +110,7 @@ def test_the_folder_has_the_usual_four() -> None:
         ((Hold(kind="parameters", **ALWAYS),), "holds nothing"),
         (
             (Rewrite(what="gradients", unit="bucket", at=Event.BEGIN, moved=1.0),),
-            "at one of AFTER_L",
+            "at one of LAST_F",
         ),
         ((Rewrite(what="gradients", unit="stage", at=Event.END, moved=1.0),), "a price on buckets"),
         ((Rewrite(what="gradients", unit="bucket", at=Event.AFTER_LAST, moved=1.0),), "at END"),

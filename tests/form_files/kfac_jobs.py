@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.settings import course
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import unmatched
-from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -20,9 +22,10 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.sent import counted
 from tests.form_files.small import BATCH, batches, graph, model
 
+NUMBERS = ("damping", "kl_clip", "lr", "factor_update_steps", "inv_update_steps")
 MOMENTUM, DECAY, DAMPING = 0.9, 0.9, 0.003
 LAYERS = ("layers.*.up.*", "layers.*.down.*", "head.*")
-CLIPPED: dict[str, float] = {
+CLIPPED: dict[str, Setting] = {
     "damping": DAMPING, "factor_decay": DECAY, "kl_clip": 1e-3, "lr": 0.1, "inv_update_steps": 2,
 }  # fmt: skip
 FREE = {**CLIPPED, "kl_clip": 0.0}
@@ -61,44 +64,53 @@ def image_batches() -> list[tuple[Tensor, Tensor]]:
 CASES: dict[str, Any] = {"layers": (model, batches), "images": (images, image_batches)}
 
 
-def graph_of(case: str) -> Graph:
+@cache
+def graph_of(case: str, precision: str = "fp64") -> Graph:
     make, data = CASES[case]
+    if precision != "fp64":
+        return trace(make(), data()[0], precision=precision)
     return graph() if case == "layers" else trace(make(), data()[0])
 
 
-def problem(ranks: int, case: str = "layers") -> Problem:
-    return make_problem(
-        graph_of(case), Cluster.local(ranks), precision="fp64", optimizer="sgd_momentum"
-    )
+def problem(ranks: int, case: str = "layers", precision: str = "fp64") -> Problem:
+    traced = graph_of(case, precision)
+    return make_problem(traced, Cluster.local(ranks), precision=precision, optimizer="sgd_momentum")
 
 
 def plan_of(
     ranks: int,
-    settings: Mapping[str, float] = CLIPPED,
+    settings: Mapping[str, Setting] = CLIPPED,
     case: str = "layers",
     patterns: tuple[str, ...] = LAYERS,
     **sizes: Any,
 ) -> Plan:
     """K-FAC of the layers of each stage; the rest is stepped by rows, or as a whole."""
-    made = problem(ranks, case)
+    made = problem(ranks, case, sizes.pop("precision", "fp64"))
+    uneven = sizes.pop("uneven", None)
+    zero = sizes.get("zero", 1)
     shape = {"dp_shard": ranks, "num_microbatches": 2, "zero": 1} | sizes
     plan = build_plan(made, uniform_choice(made, **shape), predict=False)
-    own = ParameterChoice(zero=1, sync=FormChoice(form="kfac", settings=dict(settings)))
+    own = ParameterChoice(zero=zero, sync=FormChoice(form="kfac", settings=dict(settings)))
     stages = []
     for index, stage in enumerate(plan.stages):
         blocks = plan.stage_blocks(made.graph, index)
         paths = [made.graph.tensors[n].fqn for block in blocks for n in block.params]
         said = dict.fromkeys(patterns, own)
         absent = unmatched(said, paths)
-        stages.append(
-            replace(stage, by_parameter={k: v for k, v in said.items() if k not in absent})
-        )
+        apart = {k: v for k, v in said.items() if k not in absent}
+        shares = uneven or stage.batch_shares
+        stages.append(replace(stage, by_parameter=apart, batch_shares=shares))
     return replace(plan, stages=tuple(stages))
 
 
 def job_of(plan: Plan, lr: float, case: str = "layers") -> Any:
     return compile_job(
-        CASES[case][0](), plan, lr=lr, device="cpu", graph=graph_of(case), check=False
+        CASES[case][0](),
+        plan,
+        lr=lr,
+        device="cpu",
+        graph=graph_of(case, plan.precision),
+        check=False,
     )
 
 
@@ -110,6 +122,15 @@ def train(plan: Plan, lr: float, case: str = "layers") -> tuple[list[float], Any
     found = full_state(job)
     job.close()
     return losses, found, sent[-1]
+
+
+def narrow(plan: Plan, lr: float) -> tuple[list[float], set[torch.dtype]]:
+    """Losses, and dtypes of what the form keeps."""
+    job = job_of(plan, lr)
+    losses = [float(job.step(batch)) for batch in batches()]
+    dtypes = {x.dtype for stage in job.parts.stages.values() for x in stage.sync.kept}
+    job.close()
+    return losses, dtypes
 
 
 def resumed(plan: Plan, lr: float, folder: str) -> tuple[list[float], list[float]]:
@@ -139,7 +160,7 @@ def most_tracked(plan: Plan) -> int:
     return found
 
 
-def plain(settings: Mapping[str, float], lr: float, case: str = "layers") -> Trained:
+def plain(settings: Mapping[str, Setting], lr: float, case: str = "layers") -> Trained:
     """In one process, each batch whole."""
     make, data = CASES[case]
     trained = make()
@@ -152,6 +173,7 @@ def plain(settings: Mapping[str, float], lr: float, case: str = "layers") -> Tra
     means, inverses = dict[nn.Module, Any](), dict[nn.Module, Any]()
     losses = []
     for step, batch in enumerate(data()):
+        told = {k: _at(settings, k, step) for k in NUMBERS}
         sgd.zero_grad()
         loss = trained(*batch)
         loss.backward()
@@ -161,19 +183,14 @@ def plain(settings: Mapping[str, float], lr: float, case: str = "layers") -> Tra
             a, g = _rows(layer, read[layer], back[layer])
             now = a.T @ a / len(a), g.T @ g * len(read[layer])
             old = means.get(layer, now)
-            means[layer] = [DECAY * x + (1 - DECAY) * y for x, y in zip(old, now, strict=True)]
-            if step % int(settings.get("inv_update_steps", 1)) == 0:
-                first, second = means[layer]
-                pi = math.sqrt((first.trace() / len(first)) / (second.trace() / len(second)))
-                root = math.sqrt(settings["damping"])
-                inverses[layer] = [
-                    torch.linalg.inv(x + by * torch.eye(len(x), dtype=x.dtype))
-                    for x, by in ((first, root * pi), (second, root / pi))
-                ]
+            if step % int(told["factor_update_steps"]) == 0:
+                means[layer] = [DECAY * x + (1 - DECAY) * y for x, y in zip(old, now, strict=True)]
+            if step % int(told["inv_update_steps"]) == 0:
+                inverses[layer] = _inverses(means[layer], told["damping"], settings)
             matrix = _matrix(layer)
-            new[layer] = inverses[layer][1] @ matrix @ inverses[layer][0]
-            length += float((new[layer] * matrix).sum()) * settings["lr"] ** 2
-        limit = settings["kl_clip"]
+            new[layer] = _divided(matrix, inverses[layer], told["damping"])
+            length += float((new[layer] * matrix).sum()) * told["lr"] ** 2
+        limit = told["kl_clip"]
         scale = min(1.0, math.sqrt(limit / abs(length))) if limit else 1.0
         for layer in layers:
             weight = new[layer] * scale
@@ -182,6 +199,34 @@ def plain(settings: Mapping[str, float], lr: float, case: str = "layers") -> Tra
             layer.weight.grad = weight.reshape(layer.weight.shape).clone()
         sgd.step()
     return losses, {name: p.detach().clone() for name, p in trained.named_parameters()}
+
+
+def _at(settings: Mapping[str, Setting], name: str, step: int) -> float:
+    return [x for first, x in course(settings.get(name, 1)) if first <= step][-1]
+
+
+def _inverses(means: Any, damping: float, settings: Mapping[str, Setting]) -> Any:
+    """Of both factors; or their eigenvalues and eigenvectors."""
+    if settings.get("base") == "eigen":
+        return [torch.linalg.eigh(x) for x in means]
+    first, second = means
+    pi = math.sqrt((first.trace() / len(first)) / (second.trace() / len(second)))
+    root = math.sqrt(damping)
+    return [
+        torch.linalg.inv(x + by * torch.eye(len(x), dtype=x.dtype))
+        for x, by in ((first, root * pi), (second, root / pi))
+    ]
+
+
+def _divided(matrix: Tensor, made: Any, damping: float) -> Tensor:
+    """A gradient as the factors precondition it."""
+    if isinstance(made[0], Tensor):
+        found: Tensor = made[1] @ matrix @ made[0]
+        return found
+    # All at once: (A x G + damping)^-1 of the gradient as a vector.
+    both = [vectors @ torch.diag(values.clamp_min(0)) @ vectors.T for values, vectors in made]
+    whole = torch.kron(both[1], both[0]) + damping * torch.eye(matrix.numel(), dtype=matrix.dtype)
+    return torch.linalg.solve(whole, matrix.flatten()).view(matrix.shape)
 
 
 def _rows(layer: Any, read: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:

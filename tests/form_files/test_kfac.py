@@ -27,6 +27,7 @@ from tests.form_files.kfac_jobs import (
     image_batches,
     images,
     most_tracked,
+    narrow,
     plain,
     plan_of,
     problem,
@@ -42,6 +43,27 @@ SIZES: dict[str, tuple[int, Mapping[str, float], float, str, dict[str, Any]]] = 
     "two stages, halves of backwards": (4, FREE, 0.002, "layers", {
         "dp_shard": 2, "pp": 2, "schedule": "zero_bubble", "num_microbatches": 4}),
     "blocks that run again": (2, CLIPPED, 0.1, "layers", {"recompute": "full"}),
+    "zero 0": (3, CLIPPED, 0.1, "layers", {"zero": 0, "dp_shard": 1, "dp_replicate": 3}),
+    "zero 0, each all": (2, {**CLIPPED, "sends": "nothing"}, 0.1, "layers", {
+        "zero": 0, "dp_shard": 1, "dp_replicate": 2}),
+    "zero 0, cheapest": (2, {**CLIPPED, "sends": "cheapest", "message": 5e3, "value": 1.0}, 0.05,
+        "images", {"zero": 0, "dp_shard": 1, "dp_replicate": 2, "patterns": IMAGES}),
+    "zero 2": (3, CLIPPED, 0.1, "layers", {"zero": 2}),
+    "zero 2, copies of two": (4, CLIPPED, 0.1, "layers", {
+        "zero": 2, "dp_replicate": 2, "dp_shard": 2}),
+    "eigenvectors": (2, {**CLIPPED, "base": "eigen"}, 0.1, "layers", {}),
+    "eigenvectors, sent": (3, {**CLIPPED, "base": "eigen"}, 0.1, "layers", {
+        "zero": 0, "dp_shard": 1, "dp_replicate": 3}),
+    "uneven parts of the batch": (2, CLIPPED, 0.1, "layers", {"uneven": (3, 1)}),
+    "uneven, zero 0": (2, CLIPPED, 0.1, "layers", {
+        "uneven": (3, 1), "zero": 0, "dp_shard": 1, "dp_replicate": 2}),
+    "courses": (2, {**CLIPPED, "damping": "0.003, 2: 0.03", "inv_update_steps": "1, 3: 2",
+        "factor_update_steps": "1, 2: 2", "kl_clip": "0.001, 1: 0.01"}, 0.1, "layers", {}),
+    "copies of parameters": (2, CLIPPED, 0.1, "layers", {"precision": "copies64"}),
+    "copies of parameters, zero 0": (2, CLIPPED, 0.05, "images", {
+        "precision": "copies64", "zero": 0, "dp_shard": 1, "dp_replicate": 2, "patterns": IMAGES}),
+    "copies of parameters, zero 2": (2, CLIPPED, 0.1, "layers", {
+        "precision": "copies64", "zero": 2}),
     "images": (2, CLIPPED, 0.05, "images", {"patterns": IMAGES}),
 }  # fmt: skip
 
@@ -64,6 +86,15 @@ def test_it_equals_one_process(name: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-10)
     for path, x in parameters.items():
         assert (state[path] - x).abs().max() <= 1e-10 * x.abs().max(), path
+
+
+def test_narrow_copies_have_wide_factors() -> None:
+    """Layers read bfloat16; sums, means and bases are float32, and training goes on as in that."""
+    plan = plan_of(2, precision="bf16")
+    losses, dtypes = run_ranks(2, narrow, plan, 0.1)[0]
+    wide, *_ = run_ranks(2, train, plan_of(2), 0.1)[0]
+    assert dtypes == {torch.float32}
+    assert losses == pytest.approx(wide, rel=0.05) and losses != wide
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -98,18 +129,52 @@ def _sgd(lr: float) -> list[float]:
 def test_memory_and_messages_are_what_is_said() -> None:
     """Upper triangles of all factors, with two counts each, go once a step; each rank has sums of
     all, and its own layers' means and inverses."""
-    pairs = [(13, 48), (49, 12)] * 3 + [(13, 3)]
-    factors = 8 * sum(c * (c + 1) // 2 + o * (o + 1) // 2 + 2 for c, o in pairs)
-    whole = 8 * sum(p * q for p, q in pairs)
     for ranks in (2, 4):
-        plan = plan_of(ranks)
-        asked = problem(ranks)
-        predicted = estimate_all(graph_of("layers"), asked.cluster, plan, asked.tables).prediction
-        most = max(run_ranks(ranks, most_tracked, plan))
-        assert predicted.stages[0].memory.tensor_bytes == pytest.approx(most, rel=0.01)
+        _memory_is_right(plan_of(ranks))
         norms = 3 * 2 * 8 * ranks * -(-12 // ranks)
-        for *_, sent in run_ranks(ranks, train, plan, 0.1):
-            assert sum(sent) == factors + whole + norms
+        for *_, sent in run_ranks(ranks, train, plan_of(ranks), 0.1):
+            assert sum(sent) == FACTORS + WHOLE + norms
+
+
+PAIRS = [(13, 48), (49, 12)] * 3 + [(13, 3)]
+FACTORS = 8 * sum(c * (c + 1) // 2 + o * (o + 1) // 2 + 2 for c, o in PAIRS)
+WHOLE = 8 * sum(p * q for p, q in PAIRS)
+NORMS = 8 * 3 * 2 * 12
+BASES = 8 * sum(n * (n + 1) // 2 for pair in PAIRS for n in pair)
+VECTORS = 8 * sum(n * n + n for pair in PAIRS for n in pair)
+
+
+def _memory_is_right(plan: Plan) -> None:
+    asked = problem(plan.world_size)
+    predicted = estimate_all(graph_of("layers"), asked.cluster, plan, asked.tables).prediction
+    most = max(run_ranks(plan.world_size, most_tracked, plan))
+    assert predicted.stages[0].memory.tensor_bytes == pytest.approx(most, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("said", "bases"),
+    [({}, BASES), ({"base": "eigen"}, VECTORS), ({"sends": "nothing"}, 0)],
+    ids=["inverses", "eigenvectors", "nothing"],
+)
+def test_all_ranks_precondition_with_what_one_sends(said: dict[str, Any], bases: int) -> None:
+    """KAISA's fraction 1: gradients and factors are summed by all, bases go, and no gradient."""
+    plan = plan_of(2, {**CLIPPED, "inv_update_steps": 1, **said}, **ALL_RANKS)
+    _memory_is_right(plan)
+    for *_, sent in run_ranks(2, train, plan, 0.1):
+        assert sum(sent) == FACTORS + WHOLE + NORMS + bases
+
+
+ALL_RANKS = {"zero": 0, "dp_shard": 1, "dp_replicate": 2}
+
+
+def test_between_both_each_copy_sends_bases_of_its_own_layers() -> None:
+    """KAISA's fraction one half, of four ranks."""
+    plan = plan_of(4, {**CLIPPED, "inv_update_steps": 1}, dp_shard=2, dp_replicate=2)
+    _memory_is_right(plan)
+    found = run_ranks(4, train, plan, 0.1)
+    norms = 3 * 2 * 8 * 12
+    sent = [sum(one) - FACTORS - WHOLE - norms for *_, one in found]
+    assert sent[0] == sent[2] and sent[1] == sent[3] and sent[0] + sent[1] == BASES
 
 
 def test_it_is_taken_only_where_the_user_says_so() -> None:
@@ -121,8 +186,8 @@ def test_it_is_taken_only_where_the_user_says_so() -> None:
         graph_of("layers"), problem(2).cluster, precision="fp64", constraints=(pin,)
     )
     assert any(str(c) == "parameters layers.*.up.* sync=kfac,zero=1" for c in asked.constraints)
-    with pytest.raises(PlanError, match="goes with zero=1"):
-        make_problem(graph_of("layers"), problem(2).cluster, constraints=(pin[:-1] + "0",))
+    with pytest.raises(PlanError, match="goes with zero=0 or zero=1 or zero=2"):
+        make_problem(graph_of("layers"), problem(2).cluster, constraints=(pin[:-1] + "3",))
 
 
 def _stage(plan: Plan, **changes: Any) -> Plan:

@@ -199,6 +199,17 @@ def ladder(key: str) -> Sequence[Mapping[str, Setting]]:
     return tried
 
 
+def work_tries(key: str, message: float, value: float) -> Sequence[Mapping[str, Setting]]:
+    """Returns the settings of a form by which its ranks share work on whole matrices out
+    (`work_tries`), the first of which are usual; none: it has no such work. `message`, `value`:
+    what it takes to begin to send, and to send a value, as numbers of multiplications."""
+    found = _FILES.load(key)
+    if not hasattr(found, "work_tries"):
+        return ()
+    tried: Sequence[Mapping[str, Setting]] = found.work_tries(message, value)
+    return tried
+
+
 @cache
 def gives_up(key: str) -> str:
     """Returns what of plain training a form changes, in words; empty if it is exact."""

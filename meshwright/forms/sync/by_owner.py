@@ -54,7 +54,7 @@ def describe(
     largest = busiest = 1 / ranks
     if shapes:
         kind = FormSettings(SETTINGS, settings).word("balance")
-        found = [shape for shape, _ in shapes]
+        found = [x.shape for x in shapes]
         owners = owners_of(found, ranks, kind)
         largest = _most(owners, [float(prod(shape)) for shape in found], ranks)
         busiest = _most(owners, [weight(shape, kind) for shape in found], ranks)

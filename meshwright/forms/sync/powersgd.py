@@ -142,9 +142,9 @@ class _Sizes:
     @classmethod
     def of(cls, shapes: Sequence[Shaped], how: _How) -> "_Sizes":
         """Where nothing is known of them, all goes whole."""
-        whole = sum([nbytes for _, nbytes in shapes])
+        whole = sum([x.nbytes for x in shapes])
         left = right = thick = flops = tensors = 0.0
-        for shape, nbytes in shapes:
+        for shape, nbytes, _ in shapes:
             if rank := how.columns(shape):
                 left += rank * nbytes / prod(shape[1:])
                 right += rank * nbytes / shape[0]
