@@ -6,7 +6,7 @@ from meshwright.forms.cache.policies import Floats, Ints
 NEEDS_COUNTS = True
 
 
-class Counted:
+class ByCounts:
     """Rows by how often they occur."""
 
     def __init__(self, counts: Floats) -> None:
@@ -29,7 +29,7 @@ class Counted:
         """Counts are of rows."""
 
 
-def make(rows: int, slots: int, counts: Floats | None) -> Counted:
+def make(rows: int, slots: int, counts: Floats | None) -> ByCounts:
     """Returns the policy, which asks for counts."""
     assert counts is not None
-    return Counted(counts)
+    return ByCounts(counts)
