@@ -83,7 +83,7 @@ CALIBRATES = "ResNet-50"
 @cache
 def layers(model: str) -> tuple[tuple[int, int, int], ...]:
     """(columns, rows, positions) of each layer, as the forward reads them."""
-    text = (Path(__file__).parent / "tables" / "kfac_layers.json").read_text()
+    text = (Path(__file__).parent / "kfac_layers.json").read_text()
     return tuple(tuple(layer) for layer in json.loads(text)[model])
 
 

@@ -118,13 +118,16 @@ class MemoryGroup:
         if not self.exchange.fetches:
             return [0] * len(self.parameters)
         own = self.parameters if step > 0 else self._backward
-        casts = self.exchange.copied and not self.exchange.copies_on_host
-        cast = part if casts else lambda nbytes: 0
         frozen = self.frozen or (0,) * len(own)
+        if self.exchange.copied and not self.exchange.copies_on_host:
+            moving = [2 * (n - still) + part(n - still)
+                      for n, still in zip(own, frozen, strict=True)]  # fmt: skip
+        else:
+            moving = [2 * (n - still) for n, still in zip(own, frozen, strict=True)]
         return [
-            max(2 * (n - still) + cast(n - still), n + still) if n else 0
-            for n, still in zip(own, frozen, strict=True)
-        ]  # fmt: skip
+            (more if more > n + still else n + still) if n else 0
+            for n, still, more in zip(own, frozen, moving, strict=True)
+        ]
 
     @cached_property
     def late(self) -> int:
@@ -272,11 +275,10 @@ class StageMemory:
         """This rank's of a bucket."""
         return ceil(nbytes / exchange.ways(self.shard))
 
-    def _scattering(self, exchange: Exchange, nbytes: int) -> int:
+    def _scattering(self, exchange: Exchange, waits: bool, nbytes: int) -> int:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
         this rank gets. An owner gets the parts of the others one after the other, when whole
-        gradients have gone."""
-        waits = exchange.owns_whole or not self.receives
+        gradients have gone (`waits`)."""
         return nbytes + (self._part(exchange, nbytes) if waits else nbytes)
 
     def _forward(self) -> list[_Rise]:
@@ -328,7 +330,9 @@ class StageMemory:
             _Gradients(
                 group,
                 partial(self._part, group.exchange),
-                partial(self._scattering, group.exchange),
+                partial(
+                    self._scattering, group.exchange, group.exchange.owns_whole or not self.receives
+                ),
                 first,
                 last,
             )
@@ -353,13 +357,9 @@ class StageMemory:
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):
-                        whole, moving = _sum(groups)
+                        whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         found.append((whole, -freed, moving, 0))
         return found
-
-
-def _bytes(bucket: Bucket) -> int:
-    return bucket.nbytes
 
 
 def _sum(groups: "Sequence[_Gradients]") -> tuple[int, int]:
@@ -401,13 +401,13 @@ class _Gradients:
         self._newest = self._before = self._arrived = 0
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
-        self._beside = self._shares(
-            exchange.last_forward, max(map(_bytes, group.buckets), default=0)
-        )
-        self._beside *= last
+        self._beside = 0
+        if last and exchange.last_forward:
+            largest = max([bucket.nbytes for bucket in group.buckets], default=0)
+            self._beside = self._shares(exchange.last_forward, largest)
         self.moving = self._beside
-        self._besides = exchange.beside_gradients if last else ()
         """On the way, or arrived while others are."""
+        self._besides = exchange.beside_gradients if last else ()
 
     def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
         """Flat tensors of what goes of a bucket beside its gradients, and what a rank gets."""
@@ -454,7 +454,7 @@ class _Gradients:
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
             self.gradients -= self.gradients if self._every else gone
-            if more := self._shares(self._besides, nbytes):
+            if self._besides and (more := self._shares(self._besides, nbytes)):
                 # While an owner waits for all of it, another rank's part is there.
                 self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole
                 yield

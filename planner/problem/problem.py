@@ -271,7 +271,7 @@ def _has_taps(asked: Constraint) -> bool:
     """Whether the user asks for a method that looks at what layers read."""
     if isinstance(asked, ParametersAs):
         return asked.choice.sync is not None and has_taps(asked.choice.sync.form)
-    if not isinstance(asked, Pin) or asked.name != "sync" or isinstance(asked.value, tuple):
+    if not isinstance(asked, Pin) or isinstance(asked.value, tuple):
         return False
     return asked.value in chosen() and has_taps(str(asked.value))
 

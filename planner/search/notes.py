@@ -113,8 +113,9 @@ def _idle(plan: Plan) -> Iterator[str]:
 
 def _narrow(problem: Problem) -> Iterator[str]:
     """What is rounded to 8 bits."""
-    count = sum(bool(facts(op.target).scaled) for op in problem.graph.ops)
-    if count:
+    narrow = {t for t in {op.target for op in problem.graph.ops} if facts(t).scaled}
+    if narrow:
+        count = sum(op.target in narrow for op in problem.graph.ops)
         yield (
             f"products of {count} linear layers are of 8-bit floats, whose scales are those of a "
             "rank's part of a micro-batch: other splits round otherwise"

@@ -136,7 +136,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     wrong = {
         "precision fp64": replace(good, precision="bf16"),
         "micro-batches": replace(good, num_microbatches=2),
-        "zero 0": replace(good, stages=(replace(stage, zero=1),)),
+        "zero 0": replace(good, stages=(replace(stage, zero=1, mesh={"dp_shard": 2}),)),
         "tp 1": replace(good, stages=(replace(stage, mesh={"tp": 2}),)),
     }
     for near, given in wrong.items():

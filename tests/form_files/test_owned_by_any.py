@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.forms.trying import reach
 from meshwright.forms.updates import Reach
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, Plan
@@ -16,7 +17,6 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.runtime.step.elementwise import reach
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.small import batches, graph, model
 

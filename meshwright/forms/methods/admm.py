@@ -57,7 +57,7 @@ def check(plan: Plan) -> Iterator[tuple[str, str]]:
         if stage.model:
             axis, size = stage.model[0]
             yield f"admm splits samples alone, and {axis} is {size}", f"{axis} 1"
-        if stage.zero or stage.sync or stage.store or stage.by_parameter:
+        if stage.is_sharded or stage.sync or stage.store or stage.by_parameter:
             yield (
                 "ranks have all parameters under admm, and no optimizer",
                 "zero 0 and nothing else",
