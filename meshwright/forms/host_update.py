@@ -167,6 +167,10 @@ class SteppedOnHost(AroundRun):
         self._leaving: list[list[Waitable]] = []
         self._arriving: dict[HostPiece, Waitable] = {}
         self._all_gone = False
+        self._made()
+
+    def _made(self) -> None:
+        """All pieces are on the host."""
 
     def moves(self, held: Held) -> bool:
         """Whether a parameter is on the host too."""
@@ -280,16 +284,7 @@ class FromHost(SteppedOnHost):
     in_flight = 1
     """The next block's parameters take about as long to come as this one's gradients to go."""
 
-    def __init__(
-        self,
-        inner: SyncRun,
-        slots: Sequence[Slot],
-        link: HostLink,
-        copies: Mapping[int, Slot],
-        *,
-        each: bool = False,
-    ) -> None:
-        super().__init__(inner, slots, link, copies, each=each)
+    def _made(self) -> None:
         self._users = dict.fromkeys(self.pieces, 0)
         self._bytes = {p: p.read.untyped_storage().nbytes() for p in self.pieces}
         self._of_call: dict[int, list[HostPiece]] = {}

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
-from meshwright.forms.host_link import HostLink, host_link
 from meshwright.forms.host_update import FromHost
-from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
-from meshwright.forms.storage.update_on_host import wrong_beside
+from meshwright.forms.running import Lines, ParameterStore, Slot
+from meshwright.forms.storage.update_on_host import OnHost, wrong_beside
 from meshwright.ir.plan.plan import Setting, Stage
 
 RELIEVES = True
@@ -42,16 +41,4 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns what puts the form's run, and the parameters, on the host."""
-    device = slots[0].whole.device if slots else None
-    return _OnHost(slots, host_link(device) if device else HostLink(), stage.dp == 1)
-
-
-class _OnHost(ParameterStore):
-    def __init__(self, slots: Sequence[Slot], link: HostLink, is_alone: bool) -> None:
-        super().__init__(())
-        self._slots, self._link, self._is_alone = slots, link, is_alone
-
-    brings_copies = True
-
-    def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
-        return FromHost(run, self._slots, self._link, copies, each=self._is_alone)
+    return OnHost(slots, FromHost, each=stage.dp == 1)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from meshwright.forms.exchange import Event, HostCopy, Hosted, Row
 from meshwright.forms.flat import ShardedBucket
-from meshwright.forms.host_link import HostLink, host_link
+from meshwright.forms.host_link import HostLink
 from meshwright.forms.host_update import SteppedOnHost
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.storage import shards
 from meshwright.forms.storage.shards import Shards, ShardUnit, units
-from meshwright.forms.storage.update_on_host import wrong_beside
+from meshwright.forms.storage.update_on_host import link_of, wrong_beside
 from meshwright.ir.plan.plan import Setting, Stage
 
 SPLIT = True
@@ -40,8 +40,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns this rank's rows; `whole` of the slots is empty while no block runs."""
-    device = slots[0].whole.device if slots else None
-    return _ShardsOnHost(slots, lines, host_link(device) if device else HostLink())
+    return _ShardsOnHost(slots, lines, link_of(slots))
 
 
 class _Unit(ShardUnit):

@@ -4,10 +4,9 @@ device has those of a block or two (Ren et al. 2021, ZeRO-Offload, with accumula
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
-from meshwright.forms.host_link import HostLink, host_link
 from meshwright.forms.host_update import SteppedOnHost
-from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
-from meshwright.forms.storage.update_on_host import wrong_beside
+from meshwright.forms.running import Lines, ParameterStore, Slot
+from meshwright.forms.storage.update_on_host import OnHost, wrong_beside
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -38,16 +37,4 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns the parameters as they are; the form's run is put on the host."""
-    device = slots[0].whole.device if slots else None
-    return _SummedOnHost(slots, host_link(device) if device else HostLink())
-
-
-class _SummedOnHost(ParameterStore):
-    def __init__(self, slots: Sequence[Slot], link: HostLink) -> None:
-        super().__init__(())
-        self._slots, self._link = slots, link
-
-    brings_copies = True
-
-    def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
-        return SteppedOnHost(run, self._slots, self._link, copies, each=True)
+    return OnHost(slots, SteppedOnHost, each=True)

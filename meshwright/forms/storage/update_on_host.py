@@ -47,16 +47,26 @@ def wrong_beside(key: str, stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns the parameters as they are; the form's run is put on the host."""
-    device = slots[0].whole.device if slots else None
-    return _UpdatedOnHost(slots, host_link(device) if device else HostLink())
+    return OnHost(slots, SteppedOnHost)
 
 
-class _UpdatedOnHost(ParameterStore):
-    def __init__(self, slots: Sequence[Slot], link: HostLink) -> None:
-        super().__init__(())
-        self._slots, self._link = slots, link
+class OnHost(ParameterStore):
+    """Parameters where blocks read them; what `kind` runs around a form puts on the host."""
 
     brings_copies = True
 
+    def __init__(
+        self, slots: Sequence[Slot], kind: type[SteppedOnHost], *, each: bool = False
+    ) -> None:
+        """`each`: gradients go in every micro-batch, as there are no replicas."""
+        super().__init__(())
+        self._slots, self._kind, self._each = slots, kind, each
+
     def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
-        return SteppedOnHost(run, self._slots, self._link, copies)
+        link = link_of(self._slots)
+        return self._kind(run, self._slots, link, copies, each=self._each)
+
+
+def link_of(slots: Sequence[Slot]) -> HostLink:
+    """Returns the link of the device that parameters are on."""
+    return host_link(slots[0].whole.device) if slots else HostLink()
