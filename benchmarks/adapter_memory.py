@@ -23,6 +23,7 @@ from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.exact import exact
+from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 
 CHOICES: dict[int, list[dict[str, Any]]] = {
@@ -61,12 +62,7 @@ def most(plans: list[Plan], graph: Graph) -> list[int]:
     found = []
     for plan in plans:
         job = compile_job(lora(), plan, optimizer="adamw", device="cpu", graph=graph, check=False)
-        for _ in range(2):
-            job.step(batch())
-        job.track_memory(batch())
-        assert job.tensor_memory is not None
-        found.append(job.tensor_memory.peak_bytes)
-        job.close()
+        found.append(peak_of(job, batch()))
     return found
 
 

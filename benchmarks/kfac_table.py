@@ -30,7 +30,8 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.costmodel.stage.times import BlockTimes
-from meshwright.forms.exchange import Event, Exchange, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Shaped
 from meshwright.forms.placing import ALL, MatrixTask, placed
 from meshwright.forms.sync import kfac, zero0
 from meshwright.ir.cluster.device import DeviceType, Link

@@ -10,7 +10,6 @@ installed (`pip install --target PATH libcachesim`); without it, it is looked fo
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from meshwright.forms.cache.policies import POLICIES, policy
 from meshwright.forms.cache.slots import SlotMap
+from meshwright.testing.hit_rate import hit_rate
 from meshwright.testing.ids import DRIFTS, drifting, zipf_batches
 
 Ints = npt.NDArray[np.int64]
@@ -26,26 +26,6 @@ SHARES = (0.01, 0.015, 0.05)
 WARM = 0.7
 BATCH = 2048
 TRACE = 200_000
-
-
-def hit_rate(
-    name: str,
-    batches: Sequence[Ints],
-    rows: int,
-    slots: int,
-    counts: npt.NDArray[np.float64] | None = None,
-    warm: Ints | None = None,
-) -> float:
-    """Returns the share of look-ups that find their row under a policy."""
-    found = SlotMap(rows, slots, policy(name, rows, slots, counts))
-    if warm is not None:
-        found.admit(warm, count=False)
-        found.release(warm)
-    for batch in batches:
-        own, times = np.unique(batch, return_counts=True)
-        found.admit(own, times)
-        found.release(own)
-    return found.counts.hit_rate()
 
 
 def steady(rows: int, exponent: float, batches: int) -> Table:

@@ -13,7 +13,7 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync
-from meshwright.forms.exchange import Event, Send
+from meshwright.forms.exchange_rows import Event, Send
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.op_messages import SHIFT, Inner

@@ -12,7 +12,7 @@ from meshwright.costmodel.stage.placement import slowdown
 from meshwright.costmodel.stage.program import IDLE, play
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync
-from meshwright.forms.exchange import Event, Send
+from meshwright.forms.exchange_rows import Event, Send
 from meshwright.ir.plan.detail import NEXT_FORWARD, SyncMessage
 
 _WHEN = {

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.forms.exchange import Exchange, Kind
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Kind
 from meshwright.forms.updates import update
 
 

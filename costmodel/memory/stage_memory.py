@@ -12,7 +12,8 @@ from math import ceil
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.stage.buckets import Bucket
-from meshwright.forms.exchange import Exchange, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Send
 from meshwright.ir.layout.conversions import Primitive
 
 

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s, memory_s
-from meshwright.forms.exchange import Shaped
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import LINK_BAND, DeviceType, HostShare, OpClass, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES

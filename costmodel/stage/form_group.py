@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.costmodel.stage.buckets import Bucket
-from meshwright.forms.exchange import Event, Exchange, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Send
 
 
 @dataclass(frozen=True)

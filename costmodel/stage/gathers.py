@@ -7,7 +7,7 @@ from typing import Protocol
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, Step, run, talk
-from meshwright.forms.exchange import Send
+from meshwright.forms.exchange_rows import Send
 
 UNPACKED = 2
 """Bytes that move per byte of a flat tensor, out of it."""

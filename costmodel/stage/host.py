@@ -10,7 +10,7 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.offload import arriving_s, coming_s, copy_s, leaving, leaving_s
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
-from meshwright.forms.exchange import Event, HostCopy
+from meshwright.forms.exchange_rows import Event, HostCopy
 
 CopyTime = Callable[[float], float]
 """Bytes to seconds, one way."""

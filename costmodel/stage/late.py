@@ -8,7 +8,7 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.gathers import UNPACKED
 from meshwright.costmodel.stage.program import IDLE, Do, Program, Step, play, run
 from meshwright.costmodel.stage.sync import Sync
-from meshwright.forms.exchange import Event, Send
+from meshwright.forms.exchange_rows import Event, Send
 
 
 @dataclass(frozen=True, slots=True)

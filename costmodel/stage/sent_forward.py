@@ -8,7 +8,7 @@ from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Overlap, Step, play, run, talk
 from meshwright.costmodel.stage.times import BlockTimes
-from meshwright.forms.exchange import Rewrite, Send
+from meshwright.forms.exchange_rows import Rewrite, Send
 
 
 class SentForward(Protocol):

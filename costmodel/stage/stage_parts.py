@@ -8,7 +8,8 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.forms.copied import copied
-from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.sync import exchange_of, needs_shapes
 from meshwright.forms.updates import update
 from meshwright.ir.graph.graph import Kind

@@ -26,7 +26,7 @@ from meshwright.costmodel.stage.program import (
 )
 from meshwright.costmodel.stage.sent_forward import begun_forward
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
-from meshwright.forms.exchange import Axis, Event, Rewrite, Send
+from meshwright.forms.exchange_rows import Axis, Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
 
 PACKED, PACKED_BY_KERNEL = 3, 2

@@ -4,7 +4,8 @@ same table, with copies in it. Bytes of units stay those of what the optimizer s
 from dataclasses import replace
 from functools import cache
 
-from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Rewrite, Row, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Rewrite, Row, Send
 from meshwright.forms.sync import exchange_of, has_some_rows, takes_copies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive

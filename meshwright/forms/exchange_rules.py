@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from math import inf
 
-from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Hosted, Rewrite, Row, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Rewrite, Row, Send
 from meshwright.ir.errors import PlanError
 
 _ALWAYS = (Event.BEGIN, Event.NEXT_BEGIN, "stage")

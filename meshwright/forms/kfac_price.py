@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshwright.forms.exchange import Axis, Event, Exchange, Hold, Rewrite, Row, Send, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Axis, Event, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.factors import base_size, message_size
 from meshwright.forms.kfac_layout import KfacLayers, KfacSettings, base_work
 from meshwright.forms.placing import ALL

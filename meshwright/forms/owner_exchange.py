@@ -3,7 +3,8 @@ them."""
 
 from collections.abc import Iterator
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Send
 from meshwright.forms.settings import Known, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage

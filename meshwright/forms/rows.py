@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Row, Send
 from meshwright.forms.flat import held_whole, trainable
 from meshwright.forms.running import Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
-from meshwright.forms.exchange import Shaped
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.sync import exchange_of, wrong_parameters
 from meshwright.forms.tables import splits_of

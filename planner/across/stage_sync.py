@@ -12,7 +12,8 @@ from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.stage.gathers import UNPACKED
 from meshwright.costmodel.stage.sync import PACKED
-from meshwright.forms.exchange import Exchange, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Send
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.spans import Collectives, Matrix
 from meshwright.planner.problem.space import Mesh

@@ -18,7 +18,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.ops.optimizer import casting_s, optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
-from meshwright.forms.exchange import Axis, Event
+from meshwright.forms.exchange_rows import Axis, Event
 from meshwright.forms.retention import KEEP
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import Link

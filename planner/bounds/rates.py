@@ -13,7 +13,7 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
-from meshwright.forms.exchange import Send
+from meshwright.forms.exchange_rows import Send
 from meshwright.forms.retention import moves, moves_all
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import DeviceType

@@ -24,7 +24,7 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.stage.placement import step_cores
-from meshwright.forms.exchange import Kind
+from meshwright.forms.exchange_rows import Kind
 from meshwright.planner.across.block_ways import (
     BlockWays,
     Totals,

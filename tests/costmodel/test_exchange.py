@@ -18,7 +18,8 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms import sync as forms
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Row, Send
 from meshwright.forms.exchange_rules import checked
 from meshwright.forms.sync import exchange
 from meshwright.ir.errors import PlanError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.forms.exchange import Shaped
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.owner_bucket import owners_of
 from meshwright.forms.stepping import owner_notes, update_findings
 from meshwright.forms.sync import exchange_of, findings

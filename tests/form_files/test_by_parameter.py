@@ -317,7 +317,7 @@ def test_an_optimizer_of_the_users_own_is_refused_where_the_plan_says_several() 
 
 
 STORE = """
-from meshwright.forms.exchange import Event, Hold
+from meshwright.forms.exchange_rows import (Event, Hold)
 from meshwright.forms.running import ParameterStore
 from meshwright.forms.flat import held_whole
 

@@ -8,6 +8,7 @@ import pytest
 from meshwright.forms.cache.policies import POLICIES, policy
 from meshwright.forms.cache.slots import SlotMap, TooFewSlots
 from meshwright.ir.errors import PlanError
+from meshwright.testing.hit_rate import hit_rate
 from meshwright.testing.ids import DRIFTS, drifting, zipf_batches
 
 ROWS = 40
@@ -61,18 +62,6 @@ def test_who_changed_is_written_and_nobody_else() -> None:
     assert list(found.changed_rows()[0]) == [2]
 
 
-def _hits(name: str, batches: list, rows: int, slots: int, counts=None, warm=None) -> float:  # type: ignore[no-untyped-def, type-arg]
-    found = SlotMap(rows, slots, policy(name, rows, slots, counts))
-    if warm is not None:
-        found.admit(warm, count=False)
-        found.release(warm)
-    for batch in batches:
-        own, times = np.unique(batch, return_counts=True)
-        found.admit(own, times)
-        found.release(own)
-    return found.counts.hit_rate()
-
-
 def test_counts_come_close_to_the_rows_that_occur_most() -> None:
     """Within one point of them, and 2.5 above LFU: a million rows, slots for 1.5 %."""
     rows, slots = 1_000_000, 15_000
@@ -80,11 +69,11 @@ def test_counts_come_close_to_the_rows_that_occur_most() -> None:
     order = np.argsort(-share)
     warm = np.sort(order[: int(0.7 * slots)])
     best = float(np.isin(np.concatenate(batches), order[:slots]).mean())
-    counted = _hits("frequency", batches, rows, slots, share, warm)
-    lfu = _hits("lfu", batches, rows, slots, None, warm)
+    counted = hit_rate("frequency", batches, rows, slots, share, warm)
+    lfu = hit_rate("lfu", batches, rows, slots, None, warm)
     assert best - 0.01 < counted < best
     assert counted > lfu + 0.025
-    learnt = _hits("learnt", batches, rows, slots, np.round(share * 2e5), warm)
+    learnt = hit_rate("learnt", batches, rows, slots, np.round(share * 2e5), warm)
     assert lfu + 0.02 < learnt < counted
 
 
@@ -93,11 +82,11 @@ def test_what_is_learnt_is_no_worse_than_the_last_use_where_ids_drift(kind: str)
     """Also where counts were made before, and hold no more."""
     rows, slots = 20_000, 600
     batches = drifting(kind, 0, rows, 300, 256)
-    last_use = _hits("lru", batches, rows, slots)
-    assert _hits("learnt", batches, rows, slots) >= last_use
+    last_use = hit_rate("lru", batches, rows, slots)
+    assert hit_rate("learnt", batches, rows, slots) >= last_use
     old = np.random.default_rng(9).permutation(np.round(1e6 / np.arange(1, rows + 1)))
-    assert _hits("learnt", batches, rows, slots, old) >= last_use - 0.01
-    assert _hits("frequency", batches, rows, slots, old) < last_use - 0.1
+    assert hit_rate("learnt", batches, rows, slots, old) >= last_use - 0.01
+    assert hit_rate("frequency", batches, rows, slots, old) < last_use - 0.1
 
 
 def test_policies_are_known_by_name() -> None:

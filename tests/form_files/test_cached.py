@@ -17,7 +17,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.profiling.rows import count_rows
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
 from tests.form_files.caches import all_trained, job_of, plan_of, trained
-from tests.form_files.words import STEPS, VOCAB, assert_equal, batch, model, plain
+from tests.form_files.words import STEPS, VOCAB, assert_equal, batch, error_beyond, model, plain
 
 LARGEST = 48 / VOCAB
 """As many slots as a batch has look-ups."""
@@ -195,12 +195,7 @@ def test_hits_are_in_the_record_of_a_run(tmp_path: Any) -> None:
 
 
 def _no_row(plan: Plan) -> str:
-    ids, *others = batch(0)
-    try:
-        job_of(plan).step((ids.clone().fill_(VOCAB), *others))
-    except Exception as error:
-        return str(error)
-    return ""
+    return error_beyond(job_of(plan))
 
 
 def test_an_id_that_is_no_row_is_refused() -> None:

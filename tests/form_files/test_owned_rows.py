@@ -18,7 +18,16 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import job_of, plan_of, trained
-from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
+from tests.form_files.words import (
+    STEPS,
+    VOCAB,
+    WIDTH,
+    assert_equal,
+    batch,
+    error_beyond,
+    model,
+    plain,
+)
 
 
 @pytest.mark.parametrize("known", ["all", "none", "some", "read"])
@@ -227,12 +236,7 @@ def test_ids_of_fewer_bits() -> None:
 
 
 def _no_row(plan: Plan) -> str:
-    ids, *others = batch(0)
-    try:
-        job_of(plan).step((ids.clone().fill_(VOCAB), *others))
-    except Exception as error:
-        return str(error)
-    return ""
+    return error_beyond(job_of(plan))
 
 
 def test_an_id_that_is_no_row_is_refused() -> None:

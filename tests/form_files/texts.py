@@ -3,7 +3,8 @@
 BASE = """
 import torch
 import torch.distributed as dist
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import (Exchange)
+from meshwright.forms.exchange_rows import (Event, Hold, Send)
 from meshwright.forms.flat import held_whole, trainable
 from meshwright.forms.running import SyncRun
 from meshwright.ir.layout.conversions import Primitive

@@ -70,3 +70,13 @@ def assert_equal(found: Any, wanted: Any) -> None:
     assert found[0] == pytest.approx(wanted[0], rel=1e-10)
     for name, x in wanted[1].items():
         assert (found[1][name] - x).abs().max() <= 1e-10 * x.abs().max(), name
+
+
+def error_beyond(job: Any) -> str:
+    """What a job says to an id that is no row."""
+    ids, *others = batch(0)
+    try:
+        job.step((ids.clone().fill_(VOCAB), *others))
+    except Exception as error:
+        return str(error)
+    return ""

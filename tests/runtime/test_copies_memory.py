@@ -16,6 +16,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 
 WIDTH, DEPTH, SAMPLES = 512, 6, 8
@@ -58,12 +59,7 @@ def most(plans: list[Plan]) -> list[int]:
         job = compile_job(
             Deep(), plan, optimizer="adamw", device="cpu", graph=graph(plan.precision)
         )
-        for _ in range(2):
-            job.step(batch())
-        job.track_memory(batch())
-        assert job.tensor_memory is not None
-        found.append(job.tensor_memory.peak_bytes)
-        job.close()
+        found.append(peak_of(job, batch()))
     return found
 
 

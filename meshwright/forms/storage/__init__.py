@@ -17,7 +17,8 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Exchange, Row
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Row
 from meshwright.forms.running import RunningStore
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest

@@ -4,7 +4,7 @@ runs, and let go after it."""
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Row
+from meshwright.forms.exchange_rows import Row
 from meshwright.forms.flat import buckets, frozen, trainable
 from meshwright.forms.owner_bucket import OwnerBucket, owners_of_slots
 from meshwright.forms.running import Lines, ParameterStore, Slot

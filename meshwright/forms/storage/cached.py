@@ -14,7 +14,8 @@ from functools import partial
 
 from meshwright.forms.cache.policies import POLICIES, USUAL
 from meshwright.forms.cache.table import CachedTable, CacheSettings
-from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Hosted, Row, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Row, Send
 from meshwright.forms.flat import held_whole
 from meshwright.forms.owned import OwnedRows
 from meshwright.forms.owned_table import owned_tables

@@ -5,7 +5,7 @@ ZeRO-Infinity; Colossal-AI's Gemini). `Stage.prefetch` says how many."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Row
 from meshwright.forms.host_update import FromHost
 from meshwright.forms.running import Lines, ParameterStore, Slot
 from meshwright.forms.storage.update_on_host import OnHost, wrong_beside

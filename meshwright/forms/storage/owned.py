@@ -3,7 +3,7 @@ brings blocks the rows that they read."""
 
 from collections.abc import Sequence
 
-from meshwright.forms.exchange import Event, Hold, Row
+from meshwright.forms.exchange_rows import Event, Hold, Row
 from meshwright.forms.running import Lines, ParameterStore, Slot
 from meshwright.ir.plan.plan import Stage
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from meshwright.forms.exchange import Event, Hold, Row, Send
+from meshwright.forms.exchange_rows import Event, Hold, Row, Send
 from meshwright.forms.flat import ShardedBucket, buckets, frozen, trainable
 from meshwright.forms.running import Held, Lines, ParameterStore, Slot
 from meshwright.ir.comm.p2p_collectives import Waitable

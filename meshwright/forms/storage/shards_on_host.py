@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from meshwright.forms.exchange import Event, HostCopy, Hosted, Row
+from meshwright.forms.exchange_rows import Event, HostCopy, Hosted, Row
 from meshwright.forms.flat import ShardedBucket
 from meshwright.forms.host_link import HostLink
 from meshwright.forms.host_update import SteppedOnHost

@@ -3,7 +3,7 @@ device has those of a block or two (Ren et al. 2021, ZeRO-Offload, with accumula
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Row
 from meshwright.forms.host_update import SteppedOnHost
 from meshwright.forms.running import Lines, ParameterStore, Slot
 from meshwright.forms.storage.update_on_host import OnHost, wrong_beside

@@ -6,7 +6,7 @@ Gradients go to the host as blocks finish, and values come back under the next f
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
+from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Row
 from meshwright.forms.host_link import HostLink, host_link
 from meshwright.forms.host_update import SteppedOnHost
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun

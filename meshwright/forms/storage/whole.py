@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshwright.forms.exchange import Event, Hold, Row
+from meshwright.forms.exchange_rows import Event, Hold, Row
 from meshwright.forms.flat import held_whole
 from meshwright.forms.running import Lines, ParameterStore, Slot
 from meshwright.ir.plan.plan import Stage

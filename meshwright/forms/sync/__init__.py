@@ -27,7 +27,8 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
 from meshwright.forms.storage import USUAL, alone, is_split, keeps_rows, stated_by, stored_rows

@@ -14,7 +14,8 @@ from functools import partial
 from math import prod
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
 from meshwright.forms.owner_bucket import SETTINGS, OwnerBucket, owners_of, owners_of_slots
 from meshwright.forms.placing import weight

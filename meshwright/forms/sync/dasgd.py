@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.forms import sync
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES
 from meshwright.forms.running import (
     Held,

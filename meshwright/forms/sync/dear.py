@@ -16,7 +16,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Send
 from meshwright.forms.flat import (
     BUCKET_BYTES,
     ShardedBucket,

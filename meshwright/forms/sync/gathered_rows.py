@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Send
 from meshwright.forms.flat import held_whole, trainable
 from meshwright.forms.rows import has_rows
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.factors import LayerFactors
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
 from meshwright.forms.kfac_layout import SETTINGS, KfacSettings, layer_owners

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Send
 from meshwright.forms.owned import AskedRows, OwnedRows
 from meshwright.forms.owned_table import OwnedTable, Together, owned_tables
 from meshwright.forms.owner_exchange import ID_BYTES, ZERO, ops_of_rows, wrong_owners

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, Shaped
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun, SyncState
 from meshwright.forms.settings import FormSettings, Known, Number, Word, wrong_settings

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Rewrite
 from meshwright.forms.rows import MarkedRows, exchange_of_rows, unpacked_bits
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
 from meshwright.forms.settings import FormSettings, Known, Number, Word, wrong_settings

@@ -3,7 +3,8 @@
 
 from collections.abc import Sequence
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.ir.layout.conversions import Primitive

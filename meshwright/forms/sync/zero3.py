@@ -6,7 +6,8 @@ from typing import cast
 
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Hold, Send
 from meshwright.forms.flat import sum_over_copies
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.storage.shards import Shards, ShardUnit
