@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshwright.costmodel.as_run import as_run
 from meshwright.costmodel.block.block import BlockCost, price_prelude
 from meshwright.costmodel.block.block_costs import BlockCosts
 from meshwright.costmodel.block.block_costs import BlockSpot as BlockSpot
@@ -24,6 +25,7 @@ from meshwright.ir.plan.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.profile.profile import Profile
+from meshwright.ir.styles import style
 
 PRELUDE = "(prelude)"
 
@@ -70,13 +72,17 @@ class CostTables:
         precision: str,
         timer: OpTimer | None = None,
         profile: Profile | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
+        as_style: str = "",
     ) -> None:
+        """`as_style`: the stack whose runs times are of, a file of `ir/styles`."""
+        run_as = style(as_style)
         self.graph = graph
-        self.cluster = calibrated(cluster, profile) if profile else cluster
+        self.style = as_style
+        self.cluster = as_run(calibrated(cluster, profile) if profile else cluster, run_as)
         self.precision = precision
         self.profile = profile
-        self.bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes or run_as.bucket_bytes or BUCKET_BYTES
         """Gradients that are reduced together."""
         self.facts = GraphFacts.of(graph, known_precision(precision))
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)

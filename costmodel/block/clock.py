@@ -7,6 +7,7 @@ from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import SOURCE_BAND
 from meshwright.ir.cluster.device import DeviceType, Source
+from meshwright.ir.cluster.launching import Launching
 
 
 class Told(Protocol):
@@ -37,6 +38,8 @@ class BlockSums:
     forward_dispatch_s: float = 0.0
     input_dispatch_s: float = 0.0
     weight_dispatch_s: float = 0.0
+    calls: int = 0
+    """Collectives on model axes."""
     uncertain_s: float = 0.0
     comm_uncertain_s: float = 0.0
     """Of it, the part of communication."""
@@ -72,14 +75,37 @@ class BlockSums:
         self.uncertain_s += band * (forward_s + backward_s)
         self.comm_uncertain_s += band * (forward_s + backward_s)
 
+    def call(self, launching: Launching, forward: int, backward: int, ranks: int) -> None:
+        """Add what the CPU takes to start so many collectives of a group."""
+        each = launching.collective_s + launching.check_s * (ranks - 1)
+        self.forward_dispatch_s += forward * each
+        self.input_dispatch_s += backward * each
+        self.calls += forward + backward
+
     def settle(self, device: DeviceType) -> None:
-        """Add the time that the device waits for dispatch; the backward's parts share theirs."""
-        forward = max(0.0, self.forward_dispatch_s - self.forward_s)
+        """Add the time that the device waits for the CPU; the backward's parts share theirs."""
+        launching = device.launching
+        if launching:
+            self._launch(launching)
+        waits = launching is not None and launching.waits
+        busy = 0.0 if waits else self.forward_s
+        forward = max(0.0, self.forward_dispatch_s - busy)
         dispatch = self.input_dispatch_s + self.weight_dispatch_s
-        backward = max(0.0, dispatch - self.backward_input_s - self.backward_weight_s)
+        busy = 0.0 if waits else self.backward_input_s + self.backward_weight_s
+        backward = max(0.0, dispatch - busy)
         part = self.input_dispatch_s / dispatch if dispatch else 0.0
         self.forward_s += forward
         self.backward_input_s += backward * part
         self.backward_weight_s += backward * (1.0 - part)
         self.uncertain_s += SOURCE_BAND[device.source] * (forward + backward)
         self.forward_dispatch_s = self.input_dispatch_s = self.weight_dispatch_s = 0.0
+        self.calls = 0
+
+    def _launch(self, launching: Launching) -> None:
+        if not self.forward_dispatch_s:
+            return  # nothing ran
+        self.forward_dispatch_s += launching.block_forward_s
+        self.input_dispatch_s += launching.block_backward_s * bool(self.input_dispatch_s)
+        if self.calls:
+            self.forward_dispatch_s += launching.split_forward_s
+            self.input_dispatch_s += launching.split_backward_s

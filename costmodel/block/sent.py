@@ -48,6 +48,9 @@ def _communicate(
     clock: BlockSums, site: StageSite, axis: str, forward_s: float, backward_s: float, nbytes: int
 ) -> None:
     levels = site.levels[axis]
+    if site.device.launching:
+        ranks = site.axes[axis].size
+        clock.call(site.device.launching, bool(forward_s), bool(backward_s), ranks)
     clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
     if forward_s or backward_s:
         clock.sources.update([level.link.source for level in levels])

@@ -178,7 +178,7 @@ class Cluster:
         """Hash of everything a plan's time and memory depend on."""
         # The JSON of the whole, whose equal nodes are written once: there may be 100,000.
         first = _NODE.dump_json(self.nodes[0])
-        said = _PRICES if any(device.host for device in self.device_types) else _NO_HOST
+        said = _unsaid(self.device_types)
         small = _ADAPTER.dump_json(replace(self, nodes=self.nodes[:1]), exclude=said)
         before, _, after = small.partition(b'"nodes":[' + first)
         found = sha256(before + b'"nodes":[')
@@ -273,9 +273,18 @@ def check_size(num_nodes: int, num_devices: int) -> None:
 
 _ADAPTER = TypeAdapter(Cluster)
 _NODE = TypeAdapter(Node)
-_PRICES: Any = {"device_types": {"__all__": {"price_per_hour"}}}
-_NO_HOST: Any = {"device_types": {"__all__": {"price_per_hour", "host"}}}
-"""Clusters that say nothing of hosts have the fingerprints that they had before any could."""
+
+
+def _unsaid(types: Sequence[DeviceType]) -> Any:
+    """What fingerprints leave out: prices, and what no device type says. So clusters that say
+    nothing of hosts or launching have the fingerprints that they had before any could."""
+    told = {name for name in ("host", "launching") for device in types if getattr(device, name)}
+    silent = {"host", "launching"} - told
+    found: dict[str, Any] = {name: True for name in ("price_per_hour", *silent)}
+    classes = {op_class for device in types for op_class in device.curves}
+    if not any(curve.sustained for device in types for curve in device.curves.values()):
+        found["curves"] = {op_class: {"sustained"} for op_class in classes}
+    return {"device_types": {"__all__": found}}
 
 
 def to_data(cluster: Cluster) -> Any:

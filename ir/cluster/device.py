@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
+from meshwright.ir.cluster.launching import Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.text.plain_text import shown
 
@@ -252,6 +253,9 @@ class OpCurve:
     """`share` within those; 0 if there is no difference."""
     backward: float = 1.0
     """Measured backward over what the formula says."""
+    sustained: tuple[tuple[int, float], ...] = ()
+    """(year, factor), ascending: in whole training runs ops take so many times as long as timed
+    alone, with libraries of that year and later ones; empty: as long."""
     band: float = 0.3
     """Relative error to expect."""
     source: Source = "assumption"
@@ -278,7 +282,18 @@ class OpCurve:
                 _check(f"op curve: FLOP/s in {name}", rate, 1e6, 1e18)
                 least = nbytes + 1
         _check("op curve: backward", self.backward, 1e-2, 1e2)
+        last = 1999
+        for year, factor in self.sustained:
+            _check("op curve: year in sustained", year, last + 1, 2100, ", in ascending order")
+            _check("op curve: factor in sustained", factor, 0.5, 10.0)
+            last = year
         _check("op curve: band", self.band, 0.0, 10.0)
+
+    def in_runs(self, year: int) -> float:
+        """How many times as long as alone ops take in whole runs, with libraries of a year; with
+        older ones than any that is known, as with the first."""
+        found = [factor for since, factor in self.sustained if since <= year]
+        return found[-1] if found else next((factor for _, factor in self.sustained), 1.0)
 
 
 _BANDWIDTH_HINT = "; plain numbers are bytes per second, a text has its unit: 2039GB/s"
@@ -329,6 +344,9 @@ class DeviceType:
     """What the driver, the libraries and the process itself hold."""
     price_per_hour: float | None = None
     """Of one device, in any currency; none of the presets knows one."""
+    launching: Launching | None = None
+    """What the CPU takes beyond `overhead_s`; None: nothing is known of it. Not for CPUs, whose
+    times have all of it."""
     host: HostShare | None = None
     """Without it, GPUs are taken to have what is usual (`ir.cluster.host`). A CPU's memory is
     its host's, unless this says how it is told apart: then a job's link is to be shaped alike

@@ -88,6 +88,10 @@ class Preset:
     """(alignment, FLOP/s) of products whose rows are not aligned; empty: taken for aligned."""
     batches: Rates = ()
     """The same of batched products."""
+    in_runs: tuple[tuple[int, float], ...] = ()
+    """(year of libraries, factor) of products, in whole runs over kernels timed alone."""
+    attention_in_runs: tuple[tuple[int, float], ...] = ()
+    """The same of attention."""
     link: Link = PCIE_4
     """Between the devices of a node."""
     network: Network = ETHERNET_25G
@@ -142,7 +146,8 @@ class Preset:
         }
 
     def _compute_curves(self, convolution: OpCurve) -> dict[OpClass, OpCurve]:
-        matmul = replace(self.matmul, row_rates=self.rows, batched_row_rates=self.batches)
+        matmul = replace(self.matmul, row_rates=self.rows, batched_row_rates=self.batches,
+                         sustained=self.in_runs)  # fmt: skip
         share = self.attention or 0.5 * matmul.share
         return {
             OpClass.MATMUL: matmul,
@@ -153,6 +158,7 @@ class Preset:
                 floor_s=2 * _KERNEL_S,
                 depth=200.0,  # half the rate at 200 keys: figure 4 there, 512 against 16k
                 backward=self.attention_backward,
+                sustained=self.attention_in_runs,
                 band=0.3,
                 reference="FlashAttention 2; see above" if self.attention else "",
             ),
@@ -177,6 +183,7 @@ class Preset:
         return replace(
             timed,
             # Without tensor cores half precision is a format of storage.
+            sustained=self.in_runs,
             share=timed.share if cores else wide * self.fp32 / self.half,
             wide_share=wide,
             winograd=WINOGRAD,

@@ -13,7 +13,7 @@ from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.rules import along_last
 from meshwright.ir.launch import Build, block, held_dtype, jit, programs, tl, warps, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
-from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call, residual_sum
+from meshwright.ir.trace.flow import Flow, Match, Miss, first_free, kernel_call, residual_sum
 
 
 def reference(
@@ -188,7 +188,8 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
     terms = {"x": add.args["self"], "residual": add.args["other"]}
     given = {**terms, "gain": gain, "bias": bias, "eps": eps}
     outputs = [add.outputs[0], op.outputs[0], "", ""]
-    return Match((add, op), kernel_call("add_layer_norm", given, op, outputs), add)
+    place = first_free(flow, add, op, gain, bias)
+    return Match((add, op), kernel_call("add_layer_norm", given, op, outputs), place)
 
 
 OPERATORS = {"add_layer_norm": (add_layer_norm, reference)}

@@ -15,7 +15,7 @@ from meshwright.ir.graph.op_facts import OpFacts, per_element
 from meshwright.ir.graph.rules import along_last
 from meshwright.ir.launch import Build, block, held_dtype, jit, programs, tl, warps, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
-from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, kernel_call, residual_sum
+from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, first_free, kernel_call, residual_sum
 
 
 def reference(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -224,13 +224,7 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
         return Match(norm.ops, fused, op)
     given |= {"x": add.args["self"], "residual": add.args["other"]}
     fused = kernel_call("add_rms_norm", given, op, [add.outputs[0], op.outputs[0], ""])
-    return Match((add, *norm.ops), fused, _first_free(flow, add, norm))
-
-
-def _first_free(flow: Flow, add: RawOp, norm: _Norm) -> RawOp:
-    """The sum's place, unless the gain is only made later."""
-    made = isinstance(norm.gain, Ref) and norm.gain.name in flow.makers
-    return norm.ops[-1] if made else add
+    return Match((add, *norm.ops), fused, first_free(flow, add, norm.ops[-1], norm.gain))
 
 
 def _whole(flow: Flow, op: RawOp) -> _Norm | None:

@@ -275,6 +275,8 @@ class Plan:
     such as `admm`."""
     kernels: Many[Fusion] = ()
     """Fused kernels that the model is traced with, for the graph that the plan is for."""
+    style: str = ""
+    """The software stack that it is priced for, a file of `ir/styles`; empty: our runtime."""
     objective: str = "throughput"
     constraints: Many[str] = ()
     stages: Many[Stage]

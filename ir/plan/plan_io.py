@@ -35,6 +35,7 @@ _UNSAID = frozenset(
         "device_kind",
         "sync",
         "store",
+        "style",
         "by_parameter",
         "update",
         "gives_up",

@@ -13,6 +13,9 @@ AMPERE_BATCHES = ((8, 9.6e12),)
 """BLOOM's layers of 13824 with 128 heads (rows of 108) against those with 64 (216): four pairs of
 its table give 9.4 to 10.0e12 (bigscience, train/tr11-176B-ml, chronicles-prequel.md), about half of
 what there is without tensor cores."""
+AMPERE_RUNS = ((2020, 1.08),)
+"""Products in whole runs over this curve's kernels, of an inference library, which reach 266
+TFLOP/s at 8192; five PyTorch tests of A100 SXM find 230, 237, 246, 265 and 271: their median."""
 MATMUL = OpCurve(share=0.883, wide_share=0.986, floor_s=1e-06, depth=285, split_depth=42.1,
                  quantum=0.702, small_tile=0.871, droop=0.001, band=0.0924, source="fitted",
                  reference="405 GEMMs of aiconfigurator (095f58a); cut to large products")
@@ -49,5 +52,5 @@ NVLINK3 = link("nvlink3", 300, 8, efficiency=0.74, launch_s=7.7e-6, step_s=1.1e-
 # Attention: 190-230 TFLOP/s (Dao 2023, figures 4 to 7; from memory).
 PRESET = Preset(memory_gb=80, bandwidth_gb_s=2039, fp64=9.7, fp32=19.5, half=312, tf32=156,
                 processors=108, cache_mb=40, copy=0.73, rows=AMPERE_ROWS, batches=AMPERE_BATCHES,
-                reference="SXM4 data sheet", attention=0.62, matmul=MATMUL, link=NVLINK3,
+                reference="SXM4 data sheet", in_runs=AMPERE_RUNS, attention=0.62, matmul=MATMUL, link=NVLINK3,
                 network=INFINIBAND_HDR, reported="A100", accelerator="A100-80GB")

@@ -30,7 +30,11 @@ NVLINK2 = link("nvlink2", 150, 8, efficiency=0.89, launch_s=2e-5, step_s=2e-6, s
                reference="all-reduce of 2-8 GPUs from 1 MiB on: vTrain (f8dda84); below an "
                          "assumption",
                curves=NVLINK2_CURVES)
+VOLTA_RUNS = ((2018, 1.05),)
+"""With it a layer of BERT-Large on V100 takes what the calibration part has: 64 TFLOP/s forward and
+backward at 128 sequences of 128 (mli/transformers-benchmarks, micro_bench.ipynb)."""
 PRESET = Preset(memory_gb=16, bandwidth_gb_s=900, fp64=7.8, fp32=15.7, half=125, bf16=15.7,
+                in_runs=VOLTA_RUNS, attention_in_runs=VOLTA_RUNS,
                 processors=80, cache_mb=6, copy=0.85,
                 reference="SXM2 data sheet; no bf16 tensor cores: 9.4-10.3 TFLOP/s measured",
                 matmul=MATMUL, convolution=CONVOLUTION, link=NVLINK2, network=INFINIBAND_EDR,

@@ -90,6 +90,12 @@ class Flow:
         return isinstance(value, Ref) and self.raw.fakes[value.name].requires_grad
 
 
+def first_free(flow: Flow, add: RawOp, last: RawOp, *operands: Arg) -> RawOp:
+    """The sum's place for a kernel that makes it too, unless an operand is only made later."""
+    made = any(isinstance(value, Ref) and value.name in flow.makers for value in operands)
+    return last if made else add
+
+
 def either_way(op: RawOp) -> Iterator[tuple[Arg, Arg]]:
     """Both orders of the operands of a sum or product."""
     first, second = op.args["self"], op.args["other"]

@@ -69,7 +69,9 @@ class Details:
         return compare(self.plan, expected, self.runs), after, len(records)
 
     def _tables(self, profile: Profile | None) -> CostTables:
-        return CostTables(self.graph, self.cluster, self.plan.precision, profile=profile)
+        return CostTables(
+            self.graph, self.cluster, self.plan.precision, profile=profile, as_style=self.plan.style
+        )
 
     def _compared(self, tables: CostTables) -> Comparison:
         expected, _ = expected_in_detail(self.plan, tables, self.runs)

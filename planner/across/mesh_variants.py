@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.styles import style
 from meshwright.planner.across.model_space import divisors, forms
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
@@ -63,7 +64,7 @@ def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     legal = _legal(problem, asked)
     found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
-        own = _distinct([(way, _costs(problem, way)) for way in _of(mesh)])
+        own = _distinct([(way, _costs(problem, way)) for way in _of(problem, mesh)])
         if _is_plain(mesh) or mesh in asked:
             found += own
         else:
@@ -89,10 +90,11 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
     return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
 
 
-def _of(mesh: ModelMesh) -> list[MeshVariant]:
+def _of(problem: Problem, mesh: ModelMesh) -> list[MeshVariant]:
     if not mesh:
         return [MeshVariant(mesh, "")]
-    return [MeshVariant(mesh, name) for name in (VARIANTS if _is_plain(mesh) else VARIANTS[1:2])]
+    plain = style(problem.tables.style).variants or VARIANTS
+    return [MeshVariant(mesh, name) for name in (plain if _is_plain(mesh) else VARIANTS[1:2])]
 
 
 def _is_plain(mesh: ModelMesh) -> bool:

@@ -106,7 +106,7 @@ def rank(
             graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
-            profile=measured,
+            profile=measured, as_style=asked.style,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

@@ -80,7 +80,9 @@ class Asked:
     def _same_s(self, cluster: Cluster) -> float:
         """Of this plan on other machines, with as many digits as plans have."""
         graph = self.graph(self.plan.global_batch_size)
-        tables = CostTables(graph, cluster, self.plan.precision, profile=self.profile)
+        tables = CostTables(
+            graph, cluster, self.plan.precision, profile=self.profile, as_style=self.plan.style
+        )
         return float(f"{estimate(graph, cluster, self.plan, tables)[0].step_s:.{DIGITS}g}")
 
     def _found(self, cluster: Cluster, batch: int, *, free: bool) -> Plan | None:

@@ -1,0 +1,58 @@
+"""A cluster as a software stack uses it: the same machines, with what the stack makes of them."""
+
+from dataclasses import replace
+
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import DeviceType, Link, OpClass
+from meshwright.ir.styles import Style
+
+
+def as_run(cluster: Cluster, style: Style) -> Cluster:
+    """Returns the cluster whose devices and links take what they take in whole runs of a stack.
+
+    CPUs stay as they are: what is known of them was measured in whole runs of ours.
+    """
+    if all(device.kind == "cpu" for device in cluster.device_types):
+        return cluster
+    between = cluster.between_nodes
+    return replace(
+        cluster,
+        device_types=tuple(_device(device, style) for device in cluster.device_types),
+        nodes=_nodes(cluster.nodes, style),
+        between_nodes=between and _link(between, style),
+    )
+
+
+def _device(device: DeviceType, style: Style) -> DeviceType:
+    if device.kind == "cpu":
+        return device
+    curves = dict(device.curves)
+    for op_class, curve in device.curves.items():
+        slower = curve.in_runs(style.libraries)
+        if op_class is OpClass.ATTENTION:
+            slower *= style.attention
+        if slower != 1.0:
+            curves[op_class] = replace(curve, share=curve.share / slower)
+    return replace(device, curves=curves, launching=device.launching or style.launching)
+
+
+def _nodes(nodes: tuple[Node, ...], style: Style) -> tuple[Node, ...]:
+    known: dict[int, Node] = {}
+    for node in nodes:
+        if id(node) not in known:
+            up = node.uplink
+            known[id(node)] = replace(
+                node, link=_link(node.link, style), uplink=up and _link(up, style)
+            )
+    return tuple(known[id(node)] for node in nodes)
+
+
+def _link(link: Link, style: Style) -> Link:
+    """Where only a share of the work hides messages, these go on as much more slowly beside it."""
+    if style.hides == 1.0:
+        return link
+    slower = 1 / style.hides
+    return replace(
+        link, overlap_comm_slowdown=link.overlap_comm_slowdown * slower,
+        beside=tuple((nbytes, work, comm * slower) for nbytes, work, comm in link.beside),
+    )  # fmt: skip

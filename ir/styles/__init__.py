@@ -1,0 +1,71 @@
+"""Software stacks that a plan may be priced for, one file each; the file name is the key, with
+dashes.
+
+A file has `STYLE`, a `Style`: what the stack does that a plan does not say. The usual one is our
+own runtime. MESHWRIGHT_STYLES names folders with more. Nothing in a style is fitted to the runs
+that a results page reports on.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders
+
+add_folders("MESHWRIGHT_STYLES", __path__)
+_FILES = Files(sys.modules[__name__], "style", dashed=True)
+STYLES = _FILES.names
+OURS = "meshwright"
+"""The style of plans that name none."""
+ZERO_ONLY = ("sync=zero", "store=zero")
+"""Pins of stacks without our forms of synchronisation and our stores."""
+COLLECTIVE_S = 1e-4
+"""The CPU's part of a collective: torch.distributed's checks, streams and events, and NCCL's
+launch, as long as 16 dispatches; assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a stack runs what a plan says."""
+
+    title: str
+    """The stack and its time, for people."""
+    libraries: int
+    """Year of the libraries that its kernels come from (`OpCurve.in_runs`)."""
+    attention: float = 1.0
+    """Its attention takes so many times as long as the kernel of the device's curve."""
+    launching: Launching = Launching(collective_s=COLLECTIVE_S)
+    """What the CPU takes on GPUs."""
+    hides: float = 1.0
+    """Share of the work beside collectives that really hides them."""
+    bucket_bytes: int | None = None
+    """Gradients that are reduced at once; None: as our runtime does."""
+    variants: tuple[str, ...] = ()
+    """Layouts on model axes that it has, of those that `planner/inside/variants.py` names; empty:
+    all."""
+    kernels: str | tuple[str, ...] = "none"
+    """Fused kernels that it has, as `search` takes them, for a model that is yet to be traced."""
+    pins: tuple[str, ...] = ZERO_ONLY
+    """What it always does and has no choice of; a user's pins of the same decision go first."""
+    reference: str
+    """Where all of this is known from."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.hides <= 1.0:
+            raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
+        if not 0.1 <= self.attention <= 10.0:
+            raise PlanError(f"style: attention is {self.attention}; it must be from 0.1 to 10")
+
+
+def style(name: str) -> Style:
+    """Returns the style of a key, ours where it is empty; PlanError with the nearest one if there
+    is none."""
+    found: Style = _FILES.load(name or OURS).STYLE
+    return found
+
+
+def check_style(name: str) -> None:
+    """PlanError with the nearest key if `name` is none."""
+    if name:
+        _FILES.check(name)

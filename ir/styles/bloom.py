@@ -1,0 +1,18 @@
+"""BLOOM's Megatron-DeepSpeed of February 2022, a fork of Megatron-LM 2.4. Its script sets
+CUDA_LAUNCH_BLOCKING, without which jobs of 320 GPUs and more hung: by the source's own comparison
+on 80 GPUs that costs 3.5 ms for each layer and micro-batch, of which the operators' own dispatch is
+1.0."""
+
+from dataclasses import replace
+
+from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.styles import COLLECTIVE_S
+from meshwright.ir.styles.megatron_2021 import STYLE as MEGATRON
+
+STYLE = replace(
+    MEGATRON, title="Megatron-DeepSpeed of 2022", libraries=2022,
+    launching=Launching(
+        collective_s=COLLECTIVE_S, block_forward_s=0.8e-3, block_backward_s=0.9e-3, waits=True
+    ),
+    reference="bigscience, train/tr11-176B-ml; Megatron-DeepSpeed, runtime/pipe/engine.py",
+)  # fmt: skip

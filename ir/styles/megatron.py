@@ -1,0 +1,13 @@
+"""Megatron-Core since 2023: distributed optimizer with gradients reduced beside the backward,
+flash attention, sequence parallelism, the input gradient's collective beside the weight's."""
+
+from meshwright.ir.styles import ZERO_ONLY, Style
+
+STYLE = Style(
+    title="Megatron-Core",
+    libraries=2025,
+    variants=("halves",),
+    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
+    pins=(*ZERO_ONLY, "overlap=gradients"),
+    reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
+)

@@ -1,0 +1,16 @@
+"""Megatron-LM as Narayanan et al. 2021 ran it: before asynchronous all-reduces of the input's
+gradient (added in 2021-12), gradients reduced after the last micro-batch (DDP local)."""
+
+from meshwright.ir.styles import ZERO_ONLY, Style
+
+WHOLE = 2**50
+"""Bytes of a bucket that holds everything."""
+STYLE = Style(
+    title="Megatron-LM of 2021",
+    libraries=2021,
+    bucket_bytes=WHOLE,
+    variants=("plain",),
+    kernels=("layer_norm", "bias_gelu", "gelu"),
+    pins=(*ZERO_ONLY, "overlap=none"),
+    reference="Narayanan et al. 2021, section 4; megatron/model/distributed.py of v2.4",
+)

@@ -1,0 +1,28 @@
+"""nanotron of early 2025 (src/nanotron): torch's operators one by one but for flash attention,
+its rotary embedding and norm; fp32 gradient buffers.
+
+A layer makes about 85 torch calls forward and 110 backward, launches four Triton kernels each way
+and flash attention from Python (about 80 us each), and passes 15 modules and pipeline blocks: what
+that takes beyond the operators themselves is an assumption. Its asynchronous linears make about 64
+more calls a layer forward and 74 backward. Of the work beside collectives 0.4 hides them
+(CUDA_DEVICE_MAX_CONNECTIONS=1): of 0, 0.4 and 1 what leaves the calibration runs at tp 2 to 32 and
+at dp 16 to 256 closest together.
+"""
+
+from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.styles import COLLECTIVE_S, ZERO_ONLY, Style
+
+STYLE = Style(
+    title="nanotron",
+    libraries=2024,
+    launching=Launching(
+        collective_s=COLLECTIVE_S, block_forward_s=1.0e-3, block_backward_s=1.1e-3,
+        split_forward_s=0.38e-3, split_backward_s=0.44e-3,
+    ),
+    hides=0.4,
+    variants=("halves",),
+    kernels=("rms_norm", "rotary"),
+    pins=(*ZERO_ONLY, "overlap=gradients"),
+    reference="nanotron: models/llama.py, parallel/tensor_parallel/functional.py, trainer.py; "
+    "hf_ultrascale_scaling_and_bandwidth (calibration part)",
+)  # fmt: skip

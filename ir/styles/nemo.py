@@ -1,0 +1,13 @@
+"""NeMo's recipes on Megatron-Core in NVIDIA's containers: cuDNN's attention, a fused loss, and
+collectives of tensor parallelism in chunks beside products (userbuffers)."""
+
+from dataclasses import replace
+
+from meshwright.ir.styles import ZERO_ONLY
+from meshwright.ir.styles.megatron import STYLE as MEGATRON
+
+STYLE = replace(
+    MEGATRON, title="NeMo", attention=0.62, pins=(*ZERO_ONLY, "overlap=linear"),
+    reference="Transformer Engine; attention: FlashAttention-3 (Shah et al. 2024, figures 5, 6), "
+    "as fast as which cuDNN's is",
+)  # fmt: skip
