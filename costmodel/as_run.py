@@ -2,9 +2,16 @@
 
 from dataclasses import replace
 
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event, Row, Send
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.cluster.device import DeviceType, Link, OpClass
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.styles import Style
+
+
+WHOLE = 2**50
+"""Bytes of a bucket that holds everything."""
 
 
 def as_run(cluster: Cluster, style: Style) -> Cluster:
@@ -21,6 +28,34 @@ def as_run(cluster: Cluster, style: Style) -> Cluster:
         nodes=_nodes(cluster.nodes, style),
         between_nodes=between and _link(between, style),
     )
+
+
+def as_exchanged(exchange: Exchange, zero: int, style: Style) -> Exchange:
+    """Returns the exchange whose gradients agree as the stack has it, where the plan names no form
+    of its own."""
+    rows = exchange.rows
+    if style.all_reduces and zero in (1, 2):
+        rows = tuple(_over_all(row) for row in rows if not _is_second_half(row))
+    if zero in style.late:
+        at_end = tuple(_at_the_end(row) for row in rows)
+        return replace(exchange, rows=at_end, bucket_bytes=WHOLE)
+    return exchange if rows is exchange.rows else replace(exchange, rows=rows)
+
+
+def _is_second_half(row: Row) -> bool:
+    return isinstance(row, Send) and row.what == "gradients" and row.axis == "dp_replicate"
+
+
+def _over_all(row: Row) -> Row:
+    if isinstance(row, Send) and row.primitive is Primitive.REDUCE_SCATTER:
+        return replace(row, primitive=Primitive.ALL_REDUCE, axis="dp")
+    return row
+
+
+def _at_the_end(row: Row) -> Row:
+    if isinstance(row, Send) and row.what == "gradients" and row.at < Event.END:
+        return replace(row, at=Event.END, until=Event.END, adds=False)
+    return row
 
 
 def _device(device: DeviceType, style: Style) -> DeviceType:

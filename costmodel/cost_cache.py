@@ -76,19 +76,21 @@ class CostTables:
         as_style: str = "",
     ) -> None:
         """`as_style`: the stack whose runs times are of, a file of `ir/styles`."""
-        run_as = style(as_style)
+        self.run_as = style(as_style)
         self.graph = graph
         self.style = as_style
-        self.cluster = as_run(calibrated(cluster, profile) if profile else cluster, run_as)
+        self.cluster = as_run(calibrated(cluster, profile) if profile else cluster, self.run_as)
         self.precision = precision
         self.profile = profile
-        self.bucket_bytes = bucket_bytes or run_as.bucket_bytes or BUCKET_BYTES
+        self.bucket_bytes = bucket_bytes or self.run_as.bucket_bytes or BUCKET_BYTES
         """Gradients that are reduced together."""
         self.facts = GraphFacts.of(graph, known_precision(precision))
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
-        self.blocks = BlockCosts(self.facts, devices, timer, profile)
+        self.blocks = BlockCosts(
+            self.facts, devices, timer, profile, self.run_as.regathers
+        )
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._preludes: dict[object, tuple[float, int]] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}

@@ -122,7 +122,9 @@ class BlockCosts:
         devices: Mapping[str, DeviceType],
         timer: OpTimer | None = None,
         profile: Profile | None = None,
+        regathers: bool = False,
     ) -> None:
+        self._regathers = regathers
         self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
@@ -303,6 +305,7 @@ class BlockCosts:
             coordinates=dict.fromkeys(["dp", *names], 0),
             device=self._devices[spot.device],
             levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
+            regathers=self._regathers,
         )
 
     def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:

@@ -7,7 +7,7 @@ from meshwright.costmodel.block.clock import BlockSums
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import collective_band
 from meshwright.costmodel.ops.compute import OpTime
-from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.op_messages import Inner
 
 
@@ -25,6 +25,8 @@ class MoveSent(NamedTuple):
         forward_s = site.primitive_s(conversion.forward, nbytes, axis)
         backward_s = site.primitive_s(conversion.backward, nbytes, axis) if has_gradient else 0.0
         _communicate(clock, site, axis, forward_s, backward_s, nbytes)
+        if site.regathers and has_gradient and conversion.forward is Primitive.ALL_GATHER:
+            _communicate(clock, site, axis, 0.0, forward_s, nbytes)
 
 
 class InnerSent(NamedTuple):

@@ -20,6 +20,8 @@ class StageSite:
     device: DeviceType
     levels: Mapping[str, Levels]
     """Tiers of the rank's group on each axis."""
+    regathers: bool = False
+    """What was gathered on a model axis is let go and gathered again in the backward."""
 
     def primitive_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
         """A primitive of `ir.layout.conversions` on a value of so many bytes as if whole on the

@@ -218,6 +218,7 @@ def _sync(
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
         packs=costs.packs, updates=costs.updates, side_by_side=costs.device.kind == "cpu",
+        check_s=costs.device.launching.check_s if costs.device.launching else 0.0,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from math import prod
 from typing import NamedTuple
 
+from meshwright.costmodel.as_run import as_exchanged
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
@@ -74,7 +75,10 @@ def _exchange(
     """What a stage does with some of its parameters; `rests`: what has no gradient need not be
     stepped."""
     if not needs_shapes(stage.sync_form):
-        return copied(exchange_of(stage, rests=rests), tables.numbers)
+        made = exchange_of(stage, rests=rests)
+        if tables.run_as.all_reduces or tables.run_as.late:
+            made = as_exchanged(made, stage.zero, tables.run_as)
+        return copied(made, tables.numbers)
     shares = stage.batch_shares or (1,) * stage.dp
     shapes = _shapes(tables, costs, names, max(shares) / sum(shares))
     made = exchange_of(stage, shapes, rests=rests)

@@ -60,6 +60,8 @@ class Sync:
     """A kernel packs buckets: nobody clears them before."""
     updates: bool = False
     """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
+    check_s: float = 0.0
+    """What comparing a collective takes before it starts, per further rank of its group."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
     host: HostWaits = NO_WAITS
@@ -222,7 +224,8 @@ class Sync:
         """Equal blocks send equal bytes: each time is looked up once."""
         key = primitive, nbytes
         if key not in self._known_s:
-            self._known_s[key] = collective_time(primitive, nbytes, levels)
+            checked_s = self.check_s * max(0, ranks_of(levels) - 1)
+            self._known_s[key] = collective_time(primitive, nbytes, levels) + checked_s
         return self._known_s[key]
 
     @cached_property

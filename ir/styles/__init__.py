@@ -39,6 +39,12 @@ class Style:
     """What the CPU takes on GPUs."""
     hides: float = 1.0
     """Share of the work beside collectives that really hides them."""
+    regathers: bool = False
+    """What sequence parallelism gathered is gathered again in the backward, not kept."""
+    all_reduces: bool = False
+    """Under ZeRO 1 and 2 too gradients are all-reduced over all replicas."""
+    late: tuple[int, ...] = ()
+    """Stages of ZeRO (0: none) whose gradients leave after the last backward, not beside it."""
     bucket_bytes: int | None = None
     """Gradients that are reduced at once; None: as our runtime does."""
     variants: tuple[str, ...] = ()

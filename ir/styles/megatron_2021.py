@@ -3,12 +3,10 @@ gradient (added in 2021-12), gradients reduced after the last micro-batch (DDP l
 
 from meshwright.ir.styles import ZERO_ONLY, Style
 
-WHOLE = 2**50
-"""Bytes of a bucket that holds everything."""
 STYLE = Style(
     title="Megatron-LM of 2021",
     libraries=2021,
-    bucket_bytes=WHOLE,
+    late=(0, 1, 2),
     variants=("plain",),
     kernels=("layer_norm", "bias_gelu", "gelu"),
     pins=(*ZERO_ONLY, "overlap=none"),

@@ -4,7 +4,9 @@ its rotary embedding and norm; fp32 gradient buffers.
 A layer makes about 85 torch calls forward and 110 backward, launches four Triton kernels each way
 and flash attention from Python (about 80 us each), and passes 15 modules and pipeline blocks: what
 that takes beyond the operators themselves is an assumption. Its asynchronous linears make about 64
-more calls a layer forward and 74 backward. Of the work beside collectives 0.4 hides them
+more calls a layer forward and 74 backward. ZeRO 1 is without DDP: the
+whole fp32 buffer is all-reduced after the last backward (trainer.py: make_ddp,
+reduce_scatter=False). Of the work beside collectives 0.4 hides them
 (CUDA_DEVICE_MAX_CONNECTIONS=1): of 0, 0.4 and 1 what leaves the calibration runs at tp 2 to 32 and
 at dp 16 to 256 closest together.
 """
@@ -20,7 +22,10 @@ STYLE = Style(
         split_forward_s=0.38e-3, split_backward_s=0.44e-3,
     ),
     hides=0.4,
+    all_reduces=True,
+    late=(1, 2),
     variants=("halves",),
+    regathers=True,
     kernels=("rms_norm", "rotary"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
     reference="nanotron: models/llama.py, parallel/tensor_parallel/functional.py, trainer.py; "

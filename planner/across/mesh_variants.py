@@ -13,7 +13,6 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
-from meshwright.ir.styles import style
 from meshwright.planner.across.model_space import divisors, forms
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
@@ -93,7 +92,7 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
 def _of(problem: Problem, mesh: ModelMesh) -> list[MeshVariant]:
     if not mesh:
         return [MeshVariant(mesh, "")]
-    plain = style(problem.tables.style).variants or VARIANTS
+    plain = problem.tables.run_as.variants or VARIANTS
     return [MeshVariant(mesh, name) for name in (plain if _is_plain(mesh) else VARIANTS[1:2])]
 
 
