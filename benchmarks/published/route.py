@@ -62,7 +62,7 @@ def asked_of(row: Row, stack: str, model: Model) -> Asked:
     kernels = style(stack).kernels
     fused = kernels if isinstance(kernels, tuple) else (kernels,) if kernels != "none" else ()
     graph = _graph(row.shape, model, row.gbs, row.seq, precision, fused)
-    return Asked(graph, cluster_of(row), pins_of(row), precision, stack)
+    return Asked(graph, cluster_of(row), pins_of(row, model.squared), precision, stack)
 
 
 def plan_of(asked: Asked, *, limit_s: float = 60.0) -> Plan:
@@ -90,7 +90,7 @@ def precision_of(row: Row) -> str:
     return "bf16"
 
 
-def pins_of(row: Row) -> tuple[str, ...]:
+def pins_of(row: Row, squared: bool = False) -> tuple[str, ...]:
     """The layout as a user pins it."""
     p = row.parallel
     line = p.dp
@@ -102,8 +102,9 @@ def pins_of(row: Row) -> tuple[str, ...]:
     mode, every = recompute_mode(row.recompute)
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
-    kept = {"none": ("recompute=none", "saved=none"), "full": ("recompute=full",),
-            "core": ("recompute=none", "saved=attention"), "op": ("recompute=none", "saved=selective")}[mode]  # fmt: skip
+    layers = "model.layers.*" if row.shape.gated or squared else "transformer.h.*"
+    kept = {"none": ("recompute=none", "saved=none"), "full": (f"block {layers} recompute=full",)}
+    kept = kept.get(mode, ("recompute=none", "saved=selective"))
     pins = [
         f"tp={p.tp}", f"pp={p.pp}", f"cp={p.cp}", f"dp_shard={shard}",
         f"dp_replicate={line // shard}", f"zero={p.zero if shard > 1 else 0}",
