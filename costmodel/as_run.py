@@ -68,7 +68,8 @@ def _device(device: DeviceType, style: Style) -> DeviceType:
             slower *= style.attention
         if slower != 1.0:
             curves[op_class] = replace(curve, share=curve.share / slower)
-    return replace(device, curves=curves, launching=device.launching or style.launching)
+    return replace(device, curves=curves, launching=device.launching or style.launching,
+                   casting=device.casting or style.casting)  # fmt: skip
 
 
 def _nodes(nodes: tuple[Node, ...], style: Style) -> tuple[Node, ...]:

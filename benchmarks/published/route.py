@@ -132,7 +132,7 @@ def _graph(
         ids = torch.zeros(2, seq, dtype=torch.long)
     return trace(
         made, {"input_ids": ids, "labels": ids}, global_batch_size=batch, precision=precision,
-        kernels=kernels or "none",
+        kernels=kernels,
     )  # fmt: skip
 
 
@@ -148,5 +148,5 @@ def _config(shape: Shape, model: Model, seq: int) -> Any:
     p = model.dropout
     return transformers.GPT2Config(
         n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
-        n_positions=seq, attn_pdrop=p, resid_pdrop=p, embd_pdrop=p, **common,
+        n_positions=seq, activation_function="gelu_pytorch_tanh", attn_pdrop=p, resid_pdrop=p, embd_pdrop=p, **common,
     )  # fmt: skip

@@ -277,9 +277,9 @@ _NODE = TypeAdapter(Node)
 
 def _unsaid(types: Sequence[DeviceType]) -> Any:
     """What fingerprints leave out: prices, and what no device type says. So clusters that say
-    nothing of hosts or launching have the fingerprints that they had before any could."""
-    told = {name for name in ("host", "launching") for device in types if getattr(device, name)}
-    silent = {"host", "launching"} - told
+    nothing of hosts or of software have the fingerprints that they had before any could."""
+    optional = {"host", "launching", "casting"}
+    silent = {name for name in optional if not any(getattr(d, name) for d in types)}
     found: dict[str, Any] = {name: True for name in ("price_per_hour", *silent)}
     classes = {op_class for device in types for op_class in device.curves}
     if not any(curve.sustained for device in types for curve in device.curves.values()):

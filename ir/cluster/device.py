@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
-from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.text.plain_text import shown
 
@@ -347,6 +347,8 @@ class DeviceType:
     launching: Launching | None = None
     """What the CPU takes beyond `overhead_s`; None: nothing is known of it. Not for CPUs, whose
     times have all of it."""
+    casting: Casting | None = None
+    """Of operands of 8-bit products; None: as torchao casts, each operand before each product."""
     host: HostShare | None = None
     """Without it, GPUs are taken to have what is usual (`ir.cluster.host`). A CPU's memory is
     its host's, unless this says how it is told apart: then a job's link is to be shaped alike

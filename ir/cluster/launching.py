@@ -1,4 +1,5 @@
-"""What the CPU takes to keep a GPU at work, beyond dispatching an op."""
+"""What software makes of a device: what the CPU takes to keep it at work, and what casting
+operands of narrow products moves."""
 
 from dataclasses import dataclass, fields
 
@@ -32,3 +33,20 @@ class Launching:
             value = getattr(self, item.name)
             if not 0.0 <= value <= 1.0:
                 raise PlanError(f"launching: {item.name} is {value}; it must be from 0 to 1 second")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casting:
+    """Bytes that move per value of an operand of an 8-bit product, or of its result's gradient,
+    where kernels cast and turn at once; weights are cast once a step, which is not counted."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    operand: float
+    result: float
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not 0.0 <= value <= 64.0:
+                raise PlanError(f"casting: {item.name} is {value}; it must be from 0 to 64 bytes")

@@ -9,7 +9,7 @@ that a results page reports on.
 import sys
 from dataclasses import dataclass
 
-from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
 
@@ -37,6 +37,8 @@ class Style:
     """Its attention takes so many times as long as the kernel of the device's curve."""
     launching: Launching = Launching(collective_s=COLLECTIVE_S)
     """What the CPU takes on GPUs."""
+    casting: Casting | None = None
+    """What casting operands of 8-bit products moves; None: as ours."""
     hides: float = 1.0
     """Share of the work beside collectives that really hides them."""
     regathers: bool = False
