@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from typing_extensions import TypeIs
+
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Row, Send
 from meshwright.ir.cluster.cluster import Cluster, Node
@@ -30,25 +32,38 @@ def as_run(cluster: Cluster, style: Style) -> Cluster:
     )
 
 
+def changes_exchanges(style: Style) -> bool:
+    """Tells whether the stack's replicas agree otherwise than plans of ours say."""
+    return style.all_reduces or style.beside_replicas or bool(style.late)
+
+
 def as_exchanged(exchange: Exchange, zero: int, style: Style) -> Exchange:
     """Returns the exchange whose gradients agree as the stack has it, where the plan names no form
     of its own."""
     rows = exchange.rows
     if style.all_reduces and zero in (1, 2):
         rows = tuple(_over_all(row) for row in rows if not _is_second_half(row))
+    if style.beside_replicas:
+        rows = tuple(_beside_backward(row) for row in rows)
     if zero in style.late:
         at_end = tuple(_at_the_end(row) for row in rows)
         return replace(exchange, rows=at_end, bucket_bytes=WHOLE)
     return exchange if rows is exchange.rows else replace(exchange, rows=rows)
 
 
-def _is_second_half(row: Row) -> bool:
+def _is_second_half(row: Row) -> TypeIs[Send]:
     return isinstance(row, Send) and row.what == "gradients" and row.axis == "dp_replicate"
 
 
 def _over_all(row: Row) -> Row:
     if isinstance(row, Send) and row.primitive is Primitive.REDUCE_SCATTER:
         return replace(row, primitive=Primitive.ALL_REDUCE, axis="dp")
+    return row
+
+
+def _beside_backward(row: Row) -> Row:
+    if _is_second_half(row) and row.at is Event.END:
+        return replace(row, at=Event.AFTER_LAST, unit="block")
     return row
 
 

@@ -115,9 +115,6 @@ def pins_of(row: Row, squared: bool = False) -> tuple[str, ...]:
         if named not in _SCHEDULES:
             raise RowError(f"schedule {p.schedule!r}")
         pins.append(f"schedule={'interleaved' if p.vpp > 1 else _SCHEDULES[named]}")
-    if row.compiled:
-        pins.append("compile=true")
-        pins = [pin for pin in pins if pin != "saved=none"]
     return tuple(pins)
 
 

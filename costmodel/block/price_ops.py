@@ -187,6 +187,7 @@ class Walk(Trace):
             backward + round(op.saved_extra_bytes * share),
             step.is_causal and not sections,
             step.channels_last,
+            step.is_cast,
         )
 
     def _local_input(self, operand: PricedInput) -> LocalInput:

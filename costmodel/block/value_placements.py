@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedTensor, Target
 from meshwright.costmodel.block.site import StageSite
@@ -41,6 +42,14 @@ class GraphFacts:
         dtypes = runtime_dtypes(graph, precision)
         return cls(graph, precision, dtypes, storage_roots(graph), values)
 
+    @cached_property
+    def normed(self) -> frozenset[str]:
+        """What norms make."""
+        return frozenset(
+            out for op in self.graph.ops if classify(op.target) is OpClass.NORMALIZATION
+            for out in op.outputs if out
+        )  # fmt: skip
+
 
 Storage = tuple[str, Target]
 """A value that has its own memory, and its placement."""
@@ -62,6 +71,8 @@ class Trace(ABC):
     """Values that an op has read: each further reader adds its gradient to theirs."""
     script: list[MoveStep | OpStep] = field(default_factory=list)
     """All steps so far, in order."""
+    narrowed: set[str] = field(default_factory=set)
+    """Values that a narrow product has cast."""
     local: LocalValues = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,8 +156,17 @@ class Trace(ABC):
             gathered=tuple(self._gathered(op, inputs)),
             backward=tuple(self._backward(op, inputs)),
             kept=tuple(self._kept(op, inputs, dtype)) if self._has_gradient(op) else (),
+            is_cast=self._is_cast(op),
             sends=sends(op),
         )
+
+    def _is_cast(self, op: Op) -> bool:
+        if not facts(op.target).scaled:
+            return False
+        value = self.facts.roots[op.inputs[0]]
+        known = value in self.narrowed or value in self.facts.normed
+        self.narrowed.add(value)
+        return known
 
     def _wide(self, name: str, where: Where) -> tuple[int, int]:
         """A value and the bytes of its elements."""

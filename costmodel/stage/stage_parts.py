@@ -3,7 +3,7 @@
 from math import prod
 from typing import NamedTuple
 
-from meshwright.costmodel.as_run import as_exchanged
+from meshwright.costmodel.as_run import as_exchanged, changes_exchanges
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
@@ -76,7 +76,7 @@ def _exchange(
     stepped."""
     if not needs_shapes(stage.sync_form):
         made = exchange_of(stage, rests=rests)
-        if tables.run_as.all_reduces or tables.run_as.late:
+        if changes_exchanges(tables.run_as):
             made = as_exchanged(made, stage.zero, tables.run_as)
         return copied(made, tables.numbers)
     shares = stage.batch_shares or (1,) * stage.dp

@@ -259,6 +259,9 @@ class Sync:
         if any([send.at is Event.AFTER_LAST for send in sends]):
             found += self.work(group.exchange.worked_last, bucket, "gradients")
         for send in sends:
+            if send.of_part:
+                found.append(self.sending(group, send, n / self.shard))
+                continue
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))

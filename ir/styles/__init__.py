@@ -45,6 +45,8 @@ class Style:
     """What sequence parallelism gathered is gathered again in the backward, not kept."""
     all_reduces: bool = False
     """Under ZeRO 1 and 2 too gradients are all-reduced over all replicas."""
+    beside_replicas: bool = False
+    """Replicas of shards agree block by block beside the last backward, not at its end."""
     late: tuple[int, ...] = ()
     """Stages of ZeRO (0: none) whose gradients leave after the last backward, not beside it."""
     bucket_bytes: int | None = None

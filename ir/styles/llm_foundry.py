@@ -5,6 +5,7 @@ from meshwright.ir.styles import Style
 
 STYLE = Style(
     title="LLM Foundry",
+    beside_replicas=True,
     libraries=2023,
     attention=1.9,
     kernels=("layer_norm", "cross_entropy"),

@@ -4,6 +4,7 @@ from meshwright.ir.styles import Style
 
 STYLE = Style(
     title="torchtitan",
+    beside_replicas=True,
     libraries=2024,
     variants=("halves",),
     reference="torchtitan docs/fsdp.md; wheels of torch of that time",
