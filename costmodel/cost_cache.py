@@ -89,7 +89,7 @@ class CostTables:
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
         self.blocks = BlockCosts(
-            self.facts, devices, timer, profile, self.run_as.regathers
+            self.facts, devices, timer, profile, self.run_as
         )
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._preludes: dict[object, tuple[float, int]] = {}

@@ -28,6 +28,9 @@ from meshwright.planner.search.search import search_problem
 _ROOM = 8
 """Times the memory that a device has: a run that took place is priced where it does not fit by our
 memory model too; the verdict on memory is given beside."""
+_SUMS_HALF = ("fms-fsdp", "internevo")
+"""Stacks that reduce gradients in half precision (fms_fsdp/policies/mixed_precision.py; InternEvo's
+configs/7B_sft.py)."""
 _SCHEDULES = {
     "": "one_f_one_b", "1f1b": "one_f_one_b", "onefoneb": "one_f_one_b",
     "interleaved": "interleaved", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
@@ -58,7 +61,7 @@ class Asked:
 
 def asked_of(row: Row, stack: str, model: Model) -> Asked:
     """RowError where the row has something that our plans have no word for."""
-    precision = precision_of(row)
+    precision = precision_of(row, stack)
     kernels = style(stack).kernels
     fused = kernels if isinstance(kernels, tuple) else (kernels,) if kernels != "none" else ()
     graph = _graph(row.shape, model, row.gbs, row.seq, precision, fused)
@@ -78,12 +81,12 @@ def plan_of(asked: Asked, *, limit_s: float = 60.0) -> Plan:
     return search_problem(problem, time_limit_s=limit_s)
 
 
-def precision_of(row: Row) -> str:
+def precision_of(row: Row, stack: str = "") -> str:
     """The precision of ours that a row's words mean."""
     words = row.precision.lower()
     if "fp8" in words or "float8" in words:
         return "fp8-rowwise" if "rowwise" in words else "fp8-tensorwise"
-    if "throughout" in words:
+    if "throughout" in words or stack in _SUMS_HALF:
         return "bf16-sums"
     if "fp16" in words:
         return "fp16"

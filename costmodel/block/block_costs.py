@@ -8,6 +8,7 @@ from math import prod
 from pydantic import RootModel
 
 from meshwright.costmodel.block.block import BlockCost, at_links, summary, walk_block
+from meshwright.costmodel.block.chunks import in_chunks
 from meshwright.costmodel.block.clock import Tape
 from meshwright.costmodel.block.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.block.measured_blocks import as_alone, beside, between, measured_cost
@@ -25,6 +26,7 @@ from meshwright.costmodel.block.overlap import (
     turns_of,
 )
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
+from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.compute import KeptTimes, OpTime, OpTimer
 from meshwright.costmodel.ops.joint import Price, prices
@@ -36,6 +38,7 @@ from meshwright.ir.placed.spots import LaidBlock
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.plan.plan import Overlap as OverlapLevel
 from meshwright.ir.profile.profile import BlockRecord, Profile
+from meshwright.ir.styles import Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,9 @@ class BlockCosts:
         devices: Mapping[str, DeviceType],
         timer: OpTimer | None = None,
         profile: Profile | None = None,
-        regathers: bool = False,
+        run_as: Style = USUAL,
     ) -> None:
-        self._regathers = regathers
+        self._run_as = run_as
         self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
@@ -277,6 +280,8 @@ class BlockCosts:
         walk = self.walk(block, layout, spot)
         if overlap == "block":
             return in_halves(walk, self._halved(block, layout, spot))
+        if self._run_as.chunks and overlap != "none":
+            return in_chunks(walk)
         return beside_weights(walk, rows=overlap != "gradients")
 
     def key(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> str:
@@ -305,7 +310,7 @@ class BlockCosts:
             coordinates=dict.fromkeys(["dp", *names], 0),
             device=self._devices[spot.device],
             levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
-            regathers=self._regathers,
+            run_as=self._run_as,
         )
 
     def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:

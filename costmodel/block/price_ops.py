@@ -124,6 +124,8 @@ class Walk(Trace):
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
         time = op_time(local, self.site.device, self.timer)
+        if self.site.run_as.fused_softmax and step.op.name in self.facts.before_softmax:
+            time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
         if step.sends:
@@ -179,7 +181,7 @@ class Walk(Trace):
             step.op_class,
             step.dtype,
             # Of queries in n sections the last rank sees so much of the keys.
-            op.flops * share * ((sections + 1) / (2 * sections) if sections else 1.0),
+            op.flops * share * self._seen(sections),
             tuple([self._local_input(operand) for operand in step.inputs]),
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
@@ -189,6 +191,12 @@ class Walk(Trace):
             step.channels_last,
             step.is_cast,
         )
+
+    def _seen(self, sections: int) -> float:
+        """Of the keys, what the queries of a rank see on average that have so many parts."""
+        if not sections:
+            return 1.0
+        return 0.5 if self.site.run_as.balanced else (sections + 1) / (2 * sections)
 
     def _local_input(self, operand: PricedInput) -> LocalInput:
         shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]

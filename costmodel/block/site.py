@@ -9,6 +9,9 @@ from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
 from meshwright.ir.layout.op_messages import SHIFT, Inner
+from meshwright.ir.styles import Style, style
+
+USUAL = style("")
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class StageSite:
     device: DeviceType
     levels: Mapping[str, Levels]
     """Tiers of the rank's group on each axis."""
-    regathers: bool = False
-    """What was gathered on a model axis is let go and gathered again in the backward."""
+    run_as: Style = USUAL
+    """The stack that runs it."""
 
     def primitive_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
         """A primitive of `ir.layout.conversions` on a value of so many bytes as if whole on the

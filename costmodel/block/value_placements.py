@@ -15,7 +15,7 @@ from meshwright.costmodel.ops.dtypes import (
     storage_roots,
 )
 from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify
+from meshwright.costmodel.ops.op_classes import COMPUTE, classify, op_name
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.inner_traffic import sends
@@ -41,6 +41,19 @@ class GraphFacts:
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
         dtypes = runtime_dtypes(graph, precision)
         return cls(graph, precision, dtypes, storage_roots(graph), values)
+
+    @cached_property
+    def before_softmax(self) -> frozenset[str]:
+        """Names of the elementwise ops between products and a softmax."""
+        makers = {out: op for op in self.graph.ops for out in op.outputs if out}
+        found: set[str] = set()
+        open_ = [op for op in self.graph.ops if op_name(op.target) == "softmax"]
+        while open_:
+            maker = makers.get(open_.pop().inputs[0])
+            if maker and classify(maker.target) in (OpClass.ELEMENTWISE, OpClass.COPY):
+                found.add(maker.name)
+                open_.append(maker)
+        return frozenset(found)
 
     @cached_property
     def normed(self) -> frozenset[str]:

@@ -43,6 +43,14 @@ class Style:
     """Share of the work beside collectives that really hides them."""
     regathers: bool = False
     """What sequence parallelism gathered is gathered again in the backward, not kept."""
+    chunks: bool = False
+    """Collectives of tensor parallelism go in chunks beside the products that read or make the
+    value."""
+    balanced: bool = False
+    """With context parallelism each rank has an early and a late part of the sequence, so that
+    causal attention is shared out evenly."""
+    fused_softmax: bool = False
+    """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False
     """Under ZeRO 1 and 2 too gradients are all-reduced over all replicas."""
     beside_replicas: bool = False

@@ -8,6 +8,7 @@ STYLE = Style(
     libraries=2025,
     variants=("halves",),
     regathers=True,
+    balanced=True,
     kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
     reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",

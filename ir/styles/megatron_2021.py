@@ -6,6 +6,7 @@ from meshwright.ir.styles import ZERO_ONLY, Style
 STYLE = Style(
     title="Megatron-LM of 2021",
     libraries=2021,
+    fused_softmax=True,
     late=(0, 1, 2),
     variants=("plain",),
     kernels=("layer_norm", "bias_gelu", "gelu"),

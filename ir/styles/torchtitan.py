@@ -6,6 +6,7 @@ STYLE = Style(
     title="torchtitan",
     beside_replicas=True,
     libraries=2024,
+    balanced=True,
     variants=("halves",),
     reference="torchtitan docs/fsdp.md; wheels of torch of that time",
 )
