@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.published.measured import RowError
-from benchmarks.published.predict import Prediction, predict
+from benchmarks.published.route import Prediction, predict
 from benchmarks.published.rows import Row, Skip, Table
+from meshwright.ir.errors import MeshwrightError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,19 @@ class Case:
     def memory_error(self) -> float | None:
         if not self.row.peak_bytes:
             return None
-        return self.prediction.memory.peak(self.row.memory_kind) / self.row.peak_bytes - 1
+        return self.peak_bytes / self.row.peak_bytes - 1
+
+    @property
+    def peak_bytes(self) -> float:
+        """As the table counts it."""
+        return self.prediction.peaks[self.row.memory_kind]
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the step took what the plan says, give or take its stated error."""
+        if not self.row.step_s:
+            return None
+        return abs(self.row.step_s / self.prediction.step_s - 1) <= self.prediction.band
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ def evaluate(table: Table) -> Result:
     for row in table.rows:
         try:
             cases.append(Case(row, predict(row)))
-        except RowError as error:
+        except MeshwrightError as error:
             skipped.append(Skip(row.index, str(error)))
     return Result(table.name, tuple(cases), tuple(sorted(skipped, key=lambda s: s.index)))
 
@@ -95,5 +107,5 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def feasibility(cases: Sequence[Case]) -> Counter[tuple[bool, bool]]:
     """(fits, predicted to fit) -> rows, where the table says."""
     return Counter(
-        (case.row.fits, case.prediction.memory.fits) for case in cases if case.row.fits is not None
+        (case.row.fits, case.prediction.fits) for case in cases if case.row.fits is not None
     )

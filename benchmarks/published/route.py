@@ -1,51 +1,40 @@
-"""A published run as a user of ours would ask for it: the model traced, the layout pinned, the
-plan's own prediction.
+"""A published run as a user of ours would ask for it: the model traced, the layout as a plan by
+hand, the plan's own prediction.
 
 The user's model is a Hugging Face model of the row's shape. What the row's stack does that a plan
 does not say is a file of `ir/styles`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import transformers
 
+from benchmarks.published.cuts import starts
 from benchmarks.published.measured import RowError
 from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.rows import Row
 from benchmarks.published.shapes import Shape
 from benchmarks.published.sites import cluster_of
+from benchmarks.published.stacks import Stack, stack_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import Plan, model_mesh
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.planner.search.search import search_problem
+from meshwright.planner.problem.schedule_tools import USUAL
 
-_ROOM = 8
-"""Times the memory that a device has: a run that took place is priced where it does not fit by our
-memory model too; the verdict on memory is given beside."""
-_SUMS_HALF = ("fms-fsdp", "internevo")
-"""Stacks that reduce gradients in half precision (fms_fsdp/policies/mixed_precision.py; InternEvo's
-configs/7B_sft.py)."""
 _SCHEDULES = {
     "": "one_f_one_b", "1f1b": "one_f_one_b", "onefoneb": "one_f_one_b",
     "interleaved": "interleaved", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
     "zbv": "zbv", "zbvzerobubble": "zbv", "zb1p": "zero_bubble", "zerobubble": "zero_bubble",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What a row's model is made of, besides its shape."""
-
-    flash: bool = True
-    dropout: float = 0.0
-    squared: bool = False
-    """Its activation is a squared ReLU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,75 +48,140 @@ class Asked:
     style: str
 
 
-def asked_of(row: Row, stack: str, model: Model) -> Asked:
-    """RowError where the row has something that our plans have no word for."""
-    precision = precision_of(row, stack)
-    kernels = style(stack).kernels
-    fused = kernels if isinstance(kernels, tuple) else (kernels,) if kernels != "none" else ()
-    graph = _graph(row.shape, model, row.gbs, row.seq, precision, fused)
-    return Asked(graph, cluster_of(row), pins_of(row, model.squared), precision, stack)
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the product says of a row."""
+
+    step_s: float
+    band: float
+    """Relative error that the plan states."""
+    peaks: Mapping[str, float]
+    """By what a table calls memory: bytes of the fullest rank, or of that which the stack logs."""
+    fits: bool
+    style: str
 
 
-def plan_of(asked: Asked, *, limit_s: float = 60.0) -> Plan:
-    """The plan with its prediction, on devices with more memory than they have."""
-    roomy = tuple(
-        replace(device, memory_bytes=_ROOM * device.memory_bytes)
-        for device in asked.cluster.device_types
-    )
-    problem = make_problem(
-        asked.graph, replace(asked.cluster, device_types=roomy), constraints=asked.pins,
-        precision=asked.precision, as_style=asked.style,
+def predict(row: Row) -> Prediction:
+    """RowError or PlanError where plans of ours have no word for something in the row."""
+    stack = stack_of(row)
+    asked = asked_of(row, stack)
+    plan = plan_of(row, stack, asked)
+    assert plan.predicted
+    stages = plan.predicted.stages
+    fullest = max(stages, key=lambda stage: stage.memory.total_bytes).memory
+    logged = stages[0].memory if stack.logs_first_stage else fullest
+    room = min(device.memory_bytes for device in asked.cluster.device_types)
+    return Prediction(
+        plan.predicted.step_s, plan.predicted.error_band, _peaks(logged),
+        fullest.total_bytes <= room, stack.style,
     )  # fmt: skip
-    return search_problem(problem, time_limit_s=limit_s)
 
 
-def precision_of(row: Row, stack: str = "") -> str:
+def _peaks(memory: RankMemory) -> dict[str, float]:
+    reserved = memory.total_bytes - memory.process_bytes
+    return {
+        "device": memory.total_bytes,
+        "reserved": reserved,
+        "allocated": reserved - memory.fragmentation_bytes,
+    }
+
+
+def asked_of(row: Row, stack: Stack) -> Asked:
+    """RowError where the row has something that our plans have no word for."""
+    pins = pins_of(row)
+    precision = precision_of(row, stack)
+    kernels = style(stack.style).kernels
+    fused = kernels if isinstance(kernels, tuple) else ()
+    key = _Model(row.shape, stack.flash, stack.dropout, _is_squared(row))
+    graph = _graph(key, row.gbs, row.seq, precision, fused)
+    return Asked(graph, cluster_of(row), pins, precision, stack.style)
+
+
+def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
+    """The row's layout as a plan by hand, with its prediction."""
+    problem = make_problem(
+        asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
+        as_style=asked.style,
+    )  # fmt: skip
+    p = row.parallel
+    shard = min(p.shard, p.dp) if p.zero else 1
+    mode, every = recompute_mode(row.recompute)
+    if every > 1:
+        raise RowError(f"recompute {row.recompute!r}")
+    model = model_mesh({"cp": p.cp, "tp": p.tp})
+    plans = [
+        build_plan(problem, uniform_choice(
+            problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
+            dp_replicate=p.dp // shard, zero=p.zero if shard > 1 else 0,
+            num_microbatches=row.microbatches, schedule=_schedule(row),
+            recompute="full" if mode == "full" else "none",
+            cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
+        )) for variant in (_variants(asked.style) if model else ("",))
+    ]  # fmt: skip
+    return min(plans, key=_step_s)
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.predicted
+    return plan.predicted.step_s
+
+
+def _variants(stack: str) -> tuple[str, ...]:
+    return style(stack).variants or ("", "fast")
+
+
+def _schedule(row: Row) -> str:
+    p = row.parallel
+    if p.pp == 1:
+        return USUAL
+    named = p.schedule.lower().replace("_", "").replace("-", "")
+    if named not in _SCHEDULES:
+        raise RowError(f"schedule {p.schedule!r}")
+    return "interleaved" if p.vpp > 1 else _SCHEDULES[named]
+
+
+def precision_of(row: Row, stack: Stack) -> str:
     """The precision of ours that a row's words mean."""
     words = row.precision.lower()
     if "fp8" in words or "float8" in words:
         return "fp8-rowwise" if "rowwise" in words else "fp8-tensorwise"
-    if "throughout" in words or stack in _SUMS_HALF:
+    if "throughout" in words or stack.sums_half:
         return "bf16-sums"
     if "fp16" in words:
         return "fp16"
     return "bf16"
 
 
-def pins_of(row: Row, squared: bool = False) -> tuple[str, ...]:
-    """The layout as a user pins it."""
+def pins_of(row: Row) -> tuple[str, ...]:
+    """What of the layout is no matter of meshes and stages."""
     p = row.parallel
-    line = p.dp
-    shard = min(p.shard, line) if p.zero else 1
     if p.ep > 1 or row.shape.experts:
         raise RowError("experts")
     if row.gbs % (row.mbs * p.dp):
         raise RowError(f"{row.gbs} samples are not whole micro-batches of {row.mbs} x {p.dp}")
-    mode, every = recompute_mode(row.recompute)
-    if every > 1:
-        raise RowError(f"recompute {row.recompute!r}")
-    layers = "model.layers.*" if row.shape.gated or squared else "transformer.h.*"
-    kept = {"none": ("recompute=none", "saved=none"), "full": (f"block {layers} recompute=full",)}
-    kept = kept.get(mode, ("recompute=none", "saved=selective"))
-    pins = [
-        f"tp={p.tp}", f"pp={p.pp}", f"cp={p.cp}", f"dp_shard={shard}",
-        f"dp_replicate={line // shard}", f"zero={p.zero if shard > 1 else 0}",
-        f"num_microbatches={row.microbatches}", *kept,
-    ]  # fmt: skip
-    if p.pp > 1:
-        named = p.schedule.lower().replace("_", "").replace("-", "")
-        if named not in _SCHEDULES:
-            raise RowError(f"schedule {p.schedule!r}")
-        pins.append(f"schedule={'interleaved' if p.vpp > 1 else _SCHEDULES[named]}")
-    return tuple(pins)
+    mode, _ = recompute_mode(row.recompute)
+    kept = {"none": ("saved=none",), "full": ("saved=none",)}.get(mode, ("saved=selective",))
+    return (*kept, "prefetch=1") if p.zero == 3 else kept
+
+
+def _is_squared(row: Row) -> bool:
+    """Whether its activation is a squared ReLU."""
+    return "nemotron" in row.label.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    shape: Shape
+    flash: bool
+    dropout: float
+    squared: bool
 
 
 @lru_cache(maxsize=2)
-def _graph(
-    shape: Shape, model: Model, batch: int, seq: int, precision: str, kernels: tuple[str, ...]
-) -> Graph:
+def _graph(model: _Model, batch: int, seq: int, precision: str, kernels: tuple[str, ...]) -> Graph:
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(
-            _config(shape, model, seq), attn_implementation="sdpa" if model.flash else "eager"
+            _config(model, seq), attn_implementation="sdpa" if model.flash else "eager"
         )
         ids = torch.zeros(2, seq, dtype=torch.long)
     return trace(
@@ -136,7 +190,8 @@ def _graph(
     )  # fmt: skip
 
 
-def _config(shape: Shape, model: Model, seq: int) -> Any:
+def _config(model: _Model, seq: int) -> Any:
+    shape, p = model.shape, model.dropout
     common = {"vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False}
     if shape.gated or model.squared:
         kind = transformers.LlamaConfig if shape.gated else transformers.NemotronConfig
@@ -145,8 +200,8 @@ def _config(shape: Shape, model: Model, seq: int) -> Any:
             num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
             intermediate_size=shape.ffn, max_position_embeddings=seq, **common,
         )  # fmt: skip
-    p = model.dropout
     return transformers.GPT2Config(
         n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
-        n_positions=seq, activation_function="gelu_pytorch_tanh", attn_pdrop=p, resid_pdrop=p, embd_pdrop=p, **common,
+        n_positions=seq, activation_function="gelu_pytorch_tanh", attn_pdrop=p, resid_pdrop=p,
+        embd_pdrop=p, **common,
     )  # fmt: skip

@@ -1,13 +1,11 @@
-"""The cluster of a row from its words: device presets, networks and the groups of each axis."""
+"""The cluster of a row from its words: device presets and networks."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
-from benchmarks.published.efa import MEASURED, as_measured
 from benchmarks.published.measured import RowError
 from benchmarks.published.rows import Row
-from meshwright.costmodel.comm.comm import Levels, group_levels
 from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.cluster.device import DeviceType, Link
@@ -33,59 +31,13 @@ _NVLINK_CUT = {"a800": 200e9, "h800": 200e9}
 """NVLink of the export versions, bytes/s each way (400 GB/s both ways; vendor data sheet)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """The device of a row and how the groups of each axis lie on the cluster."""
-
-    device: DeviceType
-    tp: Levels
-    cp: Levels
-    dp: Levels
-    shard: Levels
-    """Ranks that share the optimizer state or the parameters."""
-    replicate: Levels
-    """Ranks with the same shard."""
-    send: Link
-
-
-@lru_cache(maxsize=64)
-def device_named(name: str) -> DeviceType:
-    """A preset."""
-    return presets.device(name)
-
-
 def device_of(gpu: str) -> DeviceType:
     """The preset that a name means."""
     low = gpu.lower()
     for words, name in _GPUS:
         if all(word in low for word in words):
-            return device_named(name)
+            return presets.device(name)
     raise RowError(f"no device preset fits {gpu!r}; the presets are {', '.join(presets.DEVICES)}")
-
-
-def ground_of(row: Row) -> Ground:
-    """Ranks number tensor parallelism first, then context, data and pipeline parallelism."""
-    device, cluster = device_of(row.gpu), cluster_of(_as_launched(row))
-    p = row.parallel
-    # The data-parallel line of FSDP includes the context ranks: they hold the same parameters.
-    line, stride = p.dp * p.cp, p.tp
-    shard = min(p.shard, line)
-    first = range(0, line * stride, stride)
-    nodes = cluster.num_nodes
-
-    def levels(ranks: range) -> Levels:
-        found = group_levels(ranks, cluster)
-        return as_measured(found, row.bandwidths, nodes) if nodes > 1 else found
-
-    return Ground(
-        device=device,
-        tp=levels(range(p.tp)),
-        cp=levels(range(0, p.cp * p.tp, p.tp)),
-        dp=levels(first),
-        shard=levels(first[:shard]),
-        replicate=levels(first[::shard]),
-        send=cluster.link(0, line * stride) if p.pp > 1 else cluster.nodes[0].link,
-    )
 
 
 def _as_launched(row: Row) -> Row:
@@ -101,16 +53,14 @@ def _as_launched(row: Row) -> Row:
 
 
 def cluster_of(row: Row) -> Cluster:
-    """The nodes of a row."""
+    """The nodes of a row, on the network that the run used."""
     per_node = min(row.gpus, row.gpus_per_node)
-    device, measured = device_of(row.gpu), bool(row.bandwidths)
-    return _cluster(row.gpu, device.name, row.gpus, per_node, row.network, measured)
+    network = _as_launched(row).network
+    return _cluster(row.gpu, device_of(row.gpu).name, row.gpus, per_node, network)
 
 
 @lru_cache(maxsize=256)
-def _cluster(
-    gpu: str, name: str, gpus: int, per_node: int, network: str, measured: bool
-) -> Cluster:  # fmt: skip
+def _cluster(gpu: str, name: str, gpus: int, per_node: int, network: str) -> Cluster:
     try:
         inside, usual = presets.MACHINES[name]
     except KeyError:
@@ -121,8 +71,6 @@ def _cluster(
             link = replace(link, bandwidth_bytes_per_s=cut, curves=())
     nodes = max(1, -(-gpus // per_node))
     between = _network(network, usual, per_node, nodes)
-    if measured:
-        between = replace(between, name=MEASURED, curves=())
     node = Node(devices=(name,) * per_node, link=link)
     try:
         return Cluster(name=f"{name}:{nodes}x{per_node}", device_types=(presets.device(name),),

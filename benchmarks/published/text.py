@@ -26,6 +26,8 @@ def _figures(result: Result) -> list[str]:
         pairs = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
         rank = spearman(pairs)
         lines.append(f"step time {_errors(time)}" + (f" rank {rank:.3f}" if rank else ""))
+        held = [case.in_band for case in result.cases if case.in_band is not None]
+        lines.append(f"  within the band that the plan states: {sum(held) / len(held):.0%}")
         lines += _subsets(result)
     without = Counter(case.row.untimed for case in result.cases if case.row.untimed)
     lines += [f"  no time to compare {n:4}: {why}" for why, n in without.most_common()]
@@ -80,21 +82,21 @@ def _row(case: Case) -> str:
     if case.time_error is not None:
         parts.append(f"{row.step_s:9.3f} s -> {made.step_s:9.3f} {case.time_error:+7.1%}")
     if case.memory_error is not None:
-        peak = made.memory.peak(row.memory_kind)
         gib = (row.peak_bytes or 0) / 2**30
-        parts.append(f"{gib:6.1f} GiB -> {peak / 2**30:6.1f} {case.memory_error:+7.1%}")
+        parts.append(f"{gib:6.1f} GiB -> {case.peak_bytes / 2**30:6.1f} {case.memory_error:+7.1%}")
     return " ".join(parts)
 
 
 def markdown(results: Sequence[Result]) -> str:
     """The summary table and one section per table."""
-    lines = [HEAD, "| table | n | median | p90 | worst | bias | within 8 % | within 25 % | rank |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    lines += [_cells(r.name, errors(c.time_error for c in r.cases), _rank(r)) for r in results]
+    lines = [HEAD, "| table | n | median | p90 | worst | bias | within 8 % | within 25 % | in band "
+             "| rank |",
+             "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [_cells(r.name, errors(c.time_error for c in r.cases), *_last(r)) for r in results]
     lines += ["", "Memory:", "", "| table | n | median | p90 | worst | bias | within 8 % | "
-              "within 25 % |  |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+              "within 25 % |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [
-        _cells(r.name, found, None)
+        _cells(r.name, found)
         for r in results
         if (found := errors(c.memory_error for c in r.cases))
     ]
@@ -104,17 +106,20 @@ def markdown(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(name: str, e: Errors | None, rank: float | None) -> str:
+def _cells(name: str, e: Errors | None, *last: str) -> str:
     if e is None:
-        return f"| {name} | 0 | | | | | | | |"
+        return f"| {name} | 0 |" + " |" * (6 + len(last))
     figures = [e.median_abs, e.p90, e.worst]
     shown = [f"{f:.1%}" for f in figures] + [f"{e.bias:+.1%}", f"{e.within_8:.0%}"]
-    last = f"{rank:.3f}" if rank is not None else ""
-    return f"| {name} | {e.count} | " + " | ".join([*shown, f"{e.within_25:.0%}", last]) + " |"
+    return f"| {name} | {e.count} | " + " | ".join([*shown, f"{e.within_25:.0%}", *last]) + " |"
 
 
-def _rank(result: Result) -> float | None:
-    return spearman([(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s])
+def _last(result: Result) -> tuple[str, str]:
+    """Share of rows within the stated band, and rank correlation."""
+    timed = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
+    rank = spearman(timed)
+    held = [case.in_band for case in result.cases if case.in_band is not None]
+    return f"{sum(held) / len(held):.0%}" if held else "", "" if rank is None else f"{rank:.3f}"
 
 
 def _section(result: Result) -> list[str]:

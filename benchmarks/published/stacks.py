@@ -1,0 +1,74 @@
+"""Which software stack a row ran on, by its words, and what its models are made of."""
+
+from dataclasses import dataclass
+
+from benchmarks.published.cuts import Cut, by_cost, equal, full
+from benchmarks.published.measured import RowError
+from benchmarks.published.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A style of ours, and what a user's model has on that stack."""
+
+    style: str
+    flash: bool = True
+    """Flash attention; otherwise products, a softmax and what lies between."""
+    dropout: float = 0.0
+    sums_half: bool = False
+    """Gradients are reduced in half precision."""
+    cut: Cut = equal
+    """How it cuts layers into stages."""
+    logs_first_stage: bool = False
+    """Memory is what the rank of the first stage logged, not the fullest rank's."""
+
+
+_NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
+_TITAN = Stack("torchtitan")
+_TITAN_COMPILED = Stack("torchtitan-compiled")
+# In this order: the first whose words a row or its table holds.
+_WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
+    (("nanotron",), _NANOTRON),
+    (("torchtitan", "fsdp2"), _TITAN),
+    # configs/7B_sft.py: bf16 gradients.
+    (("internevo",), Stack("internevo", sums_half=True)),
+    (("llm foundry", "llm-foundry"), Stack("llm-foundry")),
+    # fms_fsdp/policies/mixed_precision.py.
+    (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
+    (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
+    (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
+    (("nemo", "transformer engine", "megatron bridge"), Stack("nemo")),
+    (("megatron-core",), Stack("megatron")),
+    (("bigscience", "bloom"), Stack("bloom", flash=False, dropout=0.1, cut=full)),
+    (("megatron",), Stack("megatron-2022", flash=False, dropout=0.1)),
+    (("alpa",), Stack("alpa", flash=False)),
+    (("fsdp",), _TITAN),
+)
+_CHECKED_GB_S = 440.0
+"""All-reduces inside a node, by the job's own start-up test. Jobs of nanotron's sweep come in two
+kinds, of 422 to 430 and of 454 to 462 GB/s: torch compares fingerprints of collectives before it
+starts them, or does not."""
+
+
+def stack_of(row: Row) -> Stack:
+    """The stack that a row ran on: its own words first, then those of its table; RowError where
+    none is named."""
+    text = row.system.lower()
+    own, table = text.split(row.table.lower(), 1) if row.table.lower() in text else ("", text)
+    for words in (own, row.table.lower(), table):
+        for keys, stack in _WORDS:
+            if any(key in words for key in keys):
+                return _as_launched(stack, row)
+    raise RowError("no stack is named that a style is known of")
+
+
+def _as_launched(stack: Stack, row: Row) -> Stack:
+    # torchtitan's docs/float8.md names torch.compile as required.
+    if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
+        return _TITAN_COMPILED
+    if stack is not _NANOTRON or "bench_cluster" in row.system.lower():
+        return stack
+    # Jobs that ran out of memory have no test: those of the rerun over several nodes check.
+    found = row.bandwidths.get("ar_intra")
+    checks = found < _CHECKED_GB_S if found else row.revised and row.gpus > row.gpus_per_node
+    return Stack("nanotron-checked", cut=by_cost, logs_first_stage=True) if checks else stack

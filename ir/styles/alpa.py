@@ -1,0 +1,15 @@
+"""Alpa (OSDI 2022): XLA on GPUs. The compiler fuses what lies between products; gradients are
+reduced after the last micro-batch, one thing after the other."""
+
+from meshwright.ir.styles import ZERO_ONLY, Style
+
+STYLE = Style(
+    title="Alpa",
+    libraries=2021,
+    fused_softmax=True,
+    late=(0, 1, 2, 3),
+    variants=("plain",),
+    kernels=("layer_norm", "bias_gelu", "gelu", "cross_entropy"),
+    pins=(*ZERO_ONLY, "overlap=none"),
+    reference="alpa: benchmark/alpa, device_mesh and auto_sharding passes",
+)
