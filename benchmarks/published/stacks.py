@@ -1,5 +1,6 @@
 """Which software stack a row ran on, by its words, and what its models are made of."""
 
+import re
 from dataclasses import dataclass
 
 from benchmarks.published.cuts import Cut, by_cost, equal, full
@@ -26,6 +27,7 @@ class Stack:
 _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 _TITAN = Stack("torchtitan")
 _TITAN_COMPILED = Stack("torchtitan-compiled")
+_TITAN_2024 = Stack("torchtitan-2024")
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
@@ -65,7 +67,8 @@ def stack_of(row: Row) -> Stack:
 def _as_launched(stack: Stack, row: Row) -> Stack:
     # torchtitan's docs/float8.md names torch.compile as required.
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
-        return _TITAN_COMPILED
+        own = row.system.split(row.table)[0]
+        return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
     if stack is not _NANOTRON or "bench_cluster" in row.system.lower():
         return stack
     # Jobs that ran out of memory have no test: those of the rerun over several nodes check.

@@ -20,7 +20,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.layout.conversions import Conversion, Primitive
-from meshwright.ir.layout.layout import R, Strategy
+from meshwright.ir.layout.layout import R, Replicate, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
 
 
@@ -63,6 +63,8 @@ class Walk(Trace):
     """All ops and conversions that were priced, in order."""
     sent: list[tuple[str, Inner]] = field(default_factory=list)
     """Axis, and messages of ops on it."""
+    regathered: dict[str, int] = field(default_factory=dict)
+    """Values that the stack gathers again in the backward, and over how many ranks."""
     routes: list[tuple[LocalOp, int]] = field(default_factory=list)
     """Ops whose tokens travel, priced as torch's operators route them; and to how many ranks."""
 
@@ -108,6 +110,8 @@ class Walk(Trace):
         if line.shares and step.splits:
             whole = whole * sum(line.shares) // line.whole
         self.trail.append(PricedMove(step.name, axis, conversion, line.size, whole))
+        if self.site.run_as.regathers and conversion.forward is Primitive.ALL_GATHER:
+            self.regathered[step.name] = line.size
         self._send(MoveSent(axis, whole, conversion, step.has_gradient))
 
     def _send(self, sent: MoveSent | InnerSent) -> None:
@@ -206,6 +210,11 @@ class Walk(Trace):
             elements * operand.own_width + nbytes if operand.is_cast else 0, operand.channels_last,
         )  # fmt: skip
 
+    def _parts_kept(self, key: SavedKey) -> int:
+        """In how many parts a value lies over ranks until it is gathered again."""
+        parts = self.regathered.get(key[0], 1) if self.regathered else 1
+        return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
+
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""
         op = step.op
@@ -213,6 +222,7 @@ class Walk(Trace):
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
             elif kept.key:
-                self.saved[kept.key] = self.local.elements[kept.value] * kept.width
+                nbytes = self.local.elements[kept.value] * kept.width
+                self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
         if op.saved_extra_bytes and step.has_gradient:
             self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)
