@@ -11,7 +11,6 @@ from meshwright.ir.cluster.device import DeviceType, Link, OpClass
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.styles import Style
 
-
 WHOLE = 2**50
 """Bytes of a bucket that holds everything."""
 

@@ -25,7 +25,7 @@ from meshwright.ir.plan.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.profile.profile import Profile
-from meshwright.ir.styles import style
+from meshwright.ir.styles import style as known_style
 
 PRELUDE = "(prelude)"
 
@@ -73,12 +73,12 @@ class CostTables:
         timer: OpTimer | None = None,
         profile: Profile | None = None,
         bucket_bytes: int | None = None,
-        as_style: str = "",
+        style: str = "",
     ) -> None:
-        """`as_style`: the stack whose runs times are of, a file of `ir/styles`."""
-        self.run_as = style(as_style)
+        """`style`: the stack whose runs times are of, a file of `ir/styles`."""
+        self.run_as = known_style(style)
         self.graph = graph
-        self.style = as_style
+        self.style = style
         self.cluster = as_run(calibrated(cluster, profile) if profile else cluster, self.run_as)
         self.precision = precision
         self.profile = profile
@@ -88,9 +88,7 @@ class CostTables:
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
-        self.blocks = BlockCosts(
-            self.facts, devices, timer, profile, self.run_as
-        )
+        self.blocks = BlockCosts(self.facts, devices, timer, profile, self.run_as)
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._preludes: dict[object, tuple[float, int]] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}

@@ -64,7 +64,7 @@ def estimate_all(
     detail: bool = False,
 ) -> Estimate:
     """The same with everything that reports and traces need; `detail`: a log of what ran when."""
-    tables = tables or CostTables(graph, cluster, plan.precision, as_style=plan.style)
+    tables = tables or CostTables(graph, cluster, plan.precision, style=plan.style)
     indices = range(len(plan.stages))
     costs = tuple(stage_costs(tables, plan, i) for i in indices)
     models = tuple(stage_model(tables, plan, i, costs[i]) for i in indices)

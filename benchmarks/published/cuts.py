@@ -15,6 +15,11 @@ Cut = Callable[[Row, int], list[int]]
 def equal(row: Row, count: int) -> list[int]:
     """As many layers on each; with fewer layers than stages embedding and loss have their own, and
     as the row says they count for a layer each."""
+    if row.shape.layers + 2 < count:
+        raise RowError(
+            f"{row.shape.layers} layers, the embedding and the loss cannot fill {count} stages; "
+            f"nearest is {row.shape.layers + 2}"
+        )
     if row.parallel.ends_are_layers or row.shape.layers < count:
         ends = [0, *(end - 1 for end in accumulate(balanced(row.shape.layers + 2, count)))]
         ends[-1] = row.shape.layers

@@ -28,7 +28,6 @@ from benchmarks.published.models import (
     box_loss,
     token_loss,
 )
-from benchmarks.published.times import SUSTAINED
 from meshwright.costmodel.comm.comm import sped
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass
@@ -70,7 +69,7 @@ on V100 up to 55 %), from sources that are not these rows:
 - Sequences of the second phase are padded to a bin of 64, not to 512: the recipe's scripts, and the
   mean length of Wikipedia's (Krell et al. 2021). 288 tokens instead of 512.
 - Mixed precision is `model.half()`: nothing is cast, and norms and softmax run in half precision.
-- Products of A100 are slower in whole runs than alone, as in `benchmarks.published` (1.08).
+- Products of A100 are slower in whole runs than alone (1.08, in its preset).
 - BERT's gradients are reduced in one bucket, which nothing hides (run_pretraining.py).
 - Starting and ending a product takes as long at any rate, and so stands for fewer steps of its
   inner loop without tensor cores; cuDNN's Winograd convolutions multiply 2.25 times less there, as
@@ -221,9 +220,6 @@ def _as_used(device: DeviceType, case: Case) -> DeviceType:
         peaks["float32"] = TF32_FLOPS  # cuDNN's convolutions use it by themselves
     if peaks["float32"] != device.peak_flops["float32"]:
         curves[OpClass.MATMUL] = replace(curves[OpClass.MATMUL], wide_share=None)
-    slower = SUSTAINED.get(device.name, 1.0)
-    for kind in (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION):
-        curves[kind] = replace(curves[kind], share=curves[kind].share / slower)
     return replace(device, peak_flops=peaks, curves=curves, memory_bandwidth_bytes_per_s=bandwidth)
 
 
@@ -269,9 +265,8 @@ def report(path: Path) -> str:
         "precision. Nothing is fitted to these rows.",
         "",
         "The route is a user's: trace, plan, `plan.predicted`, with the plan given. Devices are",
-        "not the bare presets: products are slower by what hot cards lose in long runs, the",
-        "stacks' precision and links are put in, and BERT's gradients are one bucket, as in its",
-        "code.",
+        "not the bare presets: the stacks' precision and links are put in, and BERT's gradients",
+        "are one bucket, as in its code.",
         "",
         f"All: {summary([e for some in off.values() for e in some])}.",
         *(f"{name}: {summary(some)}." for name, some in off.items()),

@@ -101,7 +101,7 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     """The row's layout as a plan by hand, with its prediction."""
     problem = make_problem(
         asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
-        as_style=asked.style,
+        style=asked.style,
     )  # fmt: skip
     p = row.parallel
     shard = min(p.shard, p.dp) if p.zero else 1

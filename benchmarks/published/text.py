@@ -96,9 +96,7 @@ def markdown(results: Sequence[Result]) -> str:
     lines += ["", "Memory:", "", "| table | n | median | p90 | worst | bias | within 8 % | "
               "within 25 % |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [
-        _cells(r.name, found)
-        for r in results
-        if (found := errors(c.memory_error for c in r.cases))
+        _cells(r.name, found) for r in results if (found := errors(c.memory_error for c in r.cases))
     ]
     for result in results:
         lines += ["", *_section(result)]

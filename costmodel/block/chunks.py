@@ -48,9 +48,7 @@ def _reads(step: PricedOp, move: PricedMove) -> bool:
     return any(n == move.name and p == move.conversion.target for n, p in wanted)
 
 
-def _hidden_s(
-    walk: Walk, move: PricedMove, primitive: Primitive, beside: Iterable[float]
-) -> float:
+def _hidden_s(walk: Walk, move: PricedMove, primitive: Primitive, beside: Iterable[float]) -> float:
     if primitive is Primitive.IDENTITY:
         return 0.0
     sent_s = walk.site.primitive_s(primitive, move.nbytes, move.axis)

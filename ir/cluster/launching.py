@@ -37,9 +37,9 @@ class Launching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
-    """Bytes that move per value of an operand of an 8-bit product with one scale a tensor, or of its
-    result's gradient, where kernels cast and turn at once and what a norm makes is cast by that;
-    weights are cast once a step, which is not counted."""
+    """Bytes that move per value of an operand of an 8-bit product with one scale a tensor, or of
+    its result's gradient, where kernels cast and turn at once and what a norm makes is cast by
+    that; weights are cast once a step, which is not counted."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -15,7 +15,15 @@ from meshwright.ir.graph.op_facts import OpFacts, per_element
 from meshwright.ir.graph.rules import along_last
 from meshwright.ir.launch import Build, block, held_dtype, jit, programs, tl, warps, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
-from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, first_free, kernel_call, residual_sum
+from meshwright.ir.trace.flow import (
+    Flow,
+    Match,
+    Miss,
+    either_way,
+    first_free,
+    kernel_call,
+    residual_sum,
+)
 
 
 def reference(x: Tensor, gain: Tensor, eps: float) -> Tensor:

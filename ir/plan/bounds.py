@@ -13,6 +13,7 @@ from meshwright.ir.extensions import nearest
 from meshwright.ir.graph.graph import DTYPE_BYTES, MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.plan.plan import Plan, ScheduleTable, Stage
 from meshwright.ir.precision import PRECISIONS
+from meshwright.ir.styles import STYLES
 from meshwright.ir.text.plain_text import SHOWN
 
 MAX_STAGES = 2**16
@@ -37,6 +38,9 @@ def bound_problems(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, what is wrong) for each number that no plan can have."""
     yield from _counts(plan)
     yield from _inputs(plan)
+    if plan.style and plan.style not in STYLES:
+        near = nearest(plan.style[:SHOWN], STYLES)
+        yield "style", f"style {plan.style[:SHOWN]!r} is none; nearest is {near!r}"
     if plan.precision not in PRECISIONS:
         near = nearest(plan.precision[:SHOWN], PRECISIONS)
         yield "precision", f"precision {plan.precision[:SHOWN]!r} is none; nearest is {near!r}"

@@ -14,6 +14,7 @@ from meshwright.ir.plan.detail import NEXT_FORWARD, StageTraffic
 from meshwright.ir.plan.parameters import names_forms
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.predicted import Evidence, Prediction
+from meshwright.ir.styles import style
 from meshwright.ir.text.terminal import Terminal
 
 MEMORY_CATEGORIES = {
@@ -108,6 +109,8 @@ def _headline(plan: Plan) -> str:
         f"batch {plan.global_batch_size} = {plan.num_microbatches} x {plan.samples_per_microbatch}",
         f"{plan.precision}, {plan.method or plan.optimizer}" + _clipping(plan),
     ]
+    if plan.style:
+        parts.append(f"priced as {style(plan.style).title} runs it")
     if plan.predicted:
         predicted = plan.predicted
         parts.append(

@@ -8,10 +8,14 @@ that a results page reports on.
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
+
+if TYPE_CHECKING:
+    from meshwright.ir.plan.plan import Plan
 
 add_folders("MESHWRIGHT_STYLES", __path__)
 _FILES = Files(sys.modules[__name__], "style", dashed=True)
@@ -23,6 +27,7 @@ ZERO_ONLY = ("sync=zero", "store=zero")
 COLLECTIVE_S = 1e-4
 """The CPU's part of a collective: torch.distributed's checks, streams and events, and NCCL's
 launch, as long as 16 dispatches; assumption."""
+USUAL = Launching(collective_s=COLLECTIVE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class Style:
     """Year of the libraries that its kernels come from (`OpCurve.in_runs`)."""
     attention: float = 1.0
     """Its attention takes so many times as long as the kernel of the device's curve."""
-    launching: Launching = Launching(collective_s=COLLECTIVE_S)
+    launching: Launching = USUAL
     """What the CPU takes on GPUs."""
     casting: Casting | None = None
     """What casting operands of 8-bit products moves; None: as ours."""
@@ -81,6 +86,16 @@ def style(name: str) -> Style:
     is none."""
     found: Style = _FILES.load(name or OURS).STYLE
     return found
+
+
+def refuse_style(plan: "Plan") -> None:
+    """PlanError if a plan is priced for another stack than our runtime."""
+    if plan.style and plan.style != OURS:
+        raise PlanError(
+            f"the plan is priced as {style(plan.style).title} runs it, and its times and memory "
+            "are not those of a run here: export it for that stack (`meshwright export`), or "
+            "search or complete it again without a style"
+        )
 
 
 def check_style(name: str) -> None:

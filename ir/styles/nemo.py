@@ -10,7 +10,13 @@ from meshwright.ir.styles import ZERO_ONLY
 from meshwright.ir.styles.megatron import STYLE as MEGATRON
 
 STYLE = replace(
-    MEGATRON, title="NeMo", attention=0.62, chunks=True, casting=Casting(operand=4, result=4), kernels=(*MEGATRON.kernels, "gather_linear", "linear_scatter"), pins=(*ZERO_ONLY, "overlap=linear"),
+    MEGATRON,
+    title="NeMo",
+    attention=0.62,
+    chunks=True,
+    casting=Casting(operand=4, result=4),
+    kernels=(*MEGATRON.kernels, "gather_linear", "linear_scatter"),
+    pins=(*ZERO_ONLY, "overlap=linear"),
     reference="Transformer Engine; attention: FlashAttention-3 (Shah et al. 2024, figures 5, 6), "
     "as fast as which cuDNN's is",
-)  # fmt: skip
+)

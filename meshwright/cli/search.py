@@ -67,6 +67,12 @@ Rows = Annotated[
 ]
 
 
+As = Annotated[
+    str,
+    typer.Option("--as", help="price plans as another stack runs them, such as megatron"),
+]
+
+
 EXAMPLES = (
     f"meshwright search {MODEL} -c h100-sxm:2x8 -b 256 --pin tp=2 -o plan.json",
     f"meshwright search {MODEL} -c local:8 --profile profile.db --finalists 5 -o plan.json",
@@ -84,6 +90,7 @@ def command(
     precision: str = USUAL,
     max_grad_norm: Clip = None,
     kernels: Kernels = "none",
+    style: As = "",
     searcher: str = "auto",
     constraints: Pins = None,
     allow: Allow = None,

@@ -96,7 +96,7 @@ def price(plan: Plan, graph: Graph, cluster: Cluster, profile: Profile | None) -
 
     problem = make_problem(
         graph, cluster, optimizer=plan.optimizer, precision=plan.precision,
-        max_grad_norm=plan.max_grad_norm, profile=profile,
+        max_grad_norm=plan.max_grad_norm, profile=profile, style=plan.style,
     )  # fmt: skip
     priced = replace(
         plan, predicted=predict_plan(problem, plan), profile=profile_id(problem),

@@ -70,7 +70,7 @@ class Details:
 
     def _tables(self, profile: Profile | None) -> CostTables:
         return CostTables(
-            self.graph, self.cluster, self.plan.precision, profile=profile, as_style=self.plan.style
+            self.graph, self.cluster, self.plan.precision, profile=profile, style=self.plan.style
         )
 
     def _compared(self, tables: CostTables) -> Comparison:

@@ -10,6 +10,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.graph import Kind, Op, Tensor
 from meshwright.ir.kernels import KERNELS, check_kernels
+from meshwright.ir.styles import style
 from meshwright.ir.trace.fuse import Wins
 
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
@@ -26,6 +27,11 @@ def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
             given, tuple(given.split(","))
         )
     return check_kernels(tuple(name.strip() for name in given))
+
+
+def of_style(stack: str, given: str | Sequence[str] = NONE) -> str | Sequence[str]:
+    """The kernels that are asked for; where none are, those that the stack has."""
+    return style(stack).kernels if stack and given == NONE else given
 
 
 def worth(clusters: Sequence[Cluster]) -> Wins:

@@ -63,7 +63,7 @@ def in_one_order(problem: Problem) -> Reordered:
         problem, cluster=moved, solved={}, laid={}, explained={}, memos=Memos(),
         constraints=tuple(_moved(item, news) for item in problem.constraints),
         tables=CostTables(problem.graph, moved, problem.precision, profile=tables.profile,
-                          as_style=tables.style)  # fmt: skip,
+                          style=tables.style)  # fmt: skip,
     )  # fmt: skip
     return Reordered(problem, again, dict(enumerate(olds)))
 

@@ -22,7 +22,8 @@ from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.precision import check_products, precision_for, stepped_in
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.row_counts import RowCounts
-from meshwright.ir.styles import check_style, style
+from meshwright.ir.styles import check_style
+from meshwright.ir.styles import style as known_style
 from meshwright.ir.trace.changing import shared
 from meshwright.ir.trace.trace import in_precision
 from meshwright.planner.inside.data_layout import DataLayout, solve_data
@@ -175,11 +176,11 @@ def make_problem(
     rows: RowCounts | None = None,
     profile: Profile | None = None,
     log_dir: Path | None = None,
-    as_style: str = "",
+    style: str = "",
 ) -> Problem:
     """The problem, after checking what was asked. `precision`: that of the graph if not given;
-    `optimizer`: a key, or what is tried for what it costs; `as_style`: the stack that it is for."""
-    check_style(as_style)
+    `optimizer`: a key, or what is tried for what it costs; `style`: the stack that it is for."""
+    check_style(style)
     if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
         raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
     if profile is not None:
@@ -194,7 +195,7 @@ def make_problem(
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
-    asked = (*asked, *_of_style(as_style, asked, graph, cluster))
+    asked = (*asked, *_of_style(style, asked, graph, cluster))
     if shared(graph) and not any(map(_names_stages, asked)):
         # Each stage would have a buffer of its own.
         asked = parse_constraints((*asked, "pp=1"), graph, cluster)
@@ -208,7 +209,7 @@ def make_problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         allow=_allowed(allow), rows=rows,
-        tables=CostTables(graph, cluster, precision, profile=profile, as_style=as_style),
+        tables=CostTables(graph, cluster, precision, profile=profile, style=style),
         solved={}, log_dir=log_dir,
     )  # fmt: skip
 
@@ -218,7 +219,7 @@ def _of_style(
 ) -> tuple[Constraint, ...]:
     """What the stack has no choice of, where the user says nothing else."""
     said = {item.name for item in asked if isinstance(item, Pin)}
-    pins = parse_constraints(style(name).pins, graph, cluster)
+    pins = parse_constraints(known_style(name).pins, graph, cluster)
     return tuple(item for item in pins if not (isinstance(item, Pin) and item.name in said))
 
 

@@ -13,6 +13,7 @@ from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.text.canonical import parse_json, read_text
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.kernels import asked_kernels, of_style
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.handwritten import (
     Minimal,
@@ -69,6 +70,7 @@ def minimal_problem(
         graph = trace(
             model_or_graph, example_inputs, loss_fn, global_batch_size=batch,
             precision=asked.settings.get("precision", USUAL_PRECISION),
+            kernels=asked_kernels(of_style(asked.settings.get("style", ""))),
         )  # fmt: skip
     elif batch not in (None, graph.batch_size):
         raise PlanError(

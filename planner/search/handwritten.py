@@ -12,7 +12,9 @@ from meshwright.ir.plan.verify import divisors
 from meshwright.planner.pins.decisions import STAGE_SIZES
 from meshwright.planner.pins.known import DECISIONS, by_hand
 
-SETTINGS = ("global_batch_size", "optimizer", "precision", "max_grad_norm", "objective", "seed")
+SETTINGS = (
+    "global_batch_size", "optimizer", "precision", "max_grad_norm", "objective", "seed", "style",
+)  # fmt: skip
 """What a search is given besides pins."""
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "global_batch_size": (int, "a whole number"),

@@ -37,8 +37,8 @@ class SearchOptions:
     """Fused ones to put in where their patterns hold: `all`, names, `torch`, those that are its own
     operators, or `auto`, those that the cost model says are worth it."""
     style: str = ""
-    """The stack to price plans for, a file of `ir/styles` such as `megatron`; empty: our runtime.
-    Only plans for our runtime are run here; others are exported."""
+    """The stack to price plans for, a file of `ir/styles` such as `megatron`, with its fused
+    kernels where none are named; empty: our runtime. Plans for others are exported, not run."""
     searcher: str = "auto"
     constraints: Sequence[str | Constraint] = ()
     """Pins: `"tp=2"`, `"step<=1.2s"`."""

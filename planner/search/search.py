@@ -23,7 +23,7 @@ from meshwright.planner.bounds.bound import forget
 from meshwright.planner.pins.constraints import broken, pinned
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
-from meshwright.planner.problem.kernels import AUTO, asked_kernels, worth
+from meshwright.planner.problem.kernels import AUTO, asked_kernels, of_style, worth
 from meshwright.planner.problem.node_order import in_one_order
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -86,7 +86,7 @@ def rank(
     """Finds the best plan on each cluster, best cluster first; options as in `search`."""
     asked = SearchOptions.of(options, **more)
     measured, rows = asked.measured(), RowCounts.load(asked.rows)
-    names = asked_kernels(asked.kernels)
+    names = asked_kernels(of_style(asked.style, asked.kernels))
     given = isinstance(model_or_graph, Graph)
     precision = asked.precision or ("" if given else USUAL_PRECISION)
     wins = worth(clusters) if asked.kernels == AUTO else None
@@ -106,7 +106,7 @@ def rank(
             graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
-            profile=measured, as_style=asked.style,
+            profile=measured, style=asked.style,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
+from meshwright.ir.styles import refuse_style
 from meshwright.ir.trace.loss_module import Batch, LossFn
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.run import Checking, wanted
@@ -85,6 +86,7 @@ def compile(
     plan = share_plan(plan)
     check_world(plan)
     refuse_method(plan)
+    refuse_style(plan)
     chosen = pick_device(device, plan.cluster.device_kind)
     take(chosen)
     if run_dir is not None:

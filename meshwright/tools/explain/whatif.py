@@ -81,7 +81,7 @@ class Asked:
         """Of this plan on other machines, with as many digits as plans have."""
         graph = self.graph(self.plan.global_batch_size)
         tables = CostTables(
-            graph, cluster, self.plan.precision, profile=self.profile, as_style=self.plan.style
+            graph, cluster, self.plan.precision, profile=self.profile, style=self.plan.style
         )
         return float(f"{estimate(graph, cluster, self.plan, tables)[0].step_s:.{DIGITS}g}")
 

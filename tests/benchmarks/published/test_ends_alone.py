@@ -5,11 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.published.cuts import equal, starts
 from benchmarks.published.measured import RowError
-from benchmarks.published.recipes import recipe_of
-from benchmarks.published.sites import ground_of
-from benchmarks.published.stages import stages_of
-from benchmarks.published.systems import system_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
@@ -81,16 +78,13 @@ def deep(layers: int):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("layers", [30, 31])
 def test_published_rows_may_have_ends_of_their_own(layers: int) -> None:
-    one = deep(layers)
-    parts = stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
-    assert len(parts) == 32 and [len(part.layers) for part in parts].count(1) == layers
-    assert not parts[-1].layers and [part.last for part in parts] == [False] * 31 + [True]
-    assert [part.first for part in parts] == [True] + [False] * 31
-    assert bool(parts[0].layers) == (layers == 31)
-    assert min(part.parameters for part in parts) > 0
+    sizes = equal(deep(layers), 32)
+    assert len(sizes) == 32 and sizes.count(1) == layers and not sizes[-1]
+    begin = starts(sizes)
+    assert len(begin) == 31 and begin[-1] == layers + 1
+    assert begin[0] == (2 if layers == 31 else 1)
 
 
 def test_fewer_layers_are_refused() -> None:
-    one = deep(29)
     with pytest.raises(RowError, match=r"29 layers, the embedding and the loss cannot .* is 31"):
-        stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
+        equal(deep(29), 32)
