@@ -316,5 +316,5 @@ def price_prelude(
     for op in reversed(chosen):
         walk.op(op, _strategies(layout, op))
     own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
-    walk.clock.settle(site.device)
+    walk.clock.settle(site.device, of_block=False)
     return walk.clock.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)

@@ -82,10 +82,10 @@ class BlockSums:
         self.input_dispatch_s += backward * each
         self.calls += forward + backward
 
-    def settle(self, device: DeviceType) -> None:
+    def settle(self, device: DeviceType, *, of_block: bool = True) -> None:
         """Add the time that the device waits for the CPU; the backward's parts share theirs."""
         launching = device.launching
-        if launching:
+        if launching and of_block:
             self._launch(launching)
         waits = launching is not None and launching.waits
         busy = 0.0 if waits else self.forward_s

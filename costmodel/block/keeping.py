@@ -242,7 +242,7 @@ class _Behind:
             for i, storage in enumerate(part.reads):
                 if storage in self.brought and self.makers.made[storage] == operands_key(key):
                     walk.convert(part.op.inputs[i], part.where(i))
-        walk.clock.settle(full.site.device)
+        walk.clock.settle(full.site.device, of_block=False)
         return walk
 
     def held_bytes(self) -> _Otherwise:

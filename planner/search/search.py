@@ -86,8 +86,9 @@ def rank(
     """Finds the best plan on each cluster, best cluster first; options as in `search`."""
     asked = SearchOptions.of(options, **more)
     measured, rows = asked.measured(), RowCounts.load(asked.rows)
-    names = asked_kernels(of_style(asked.style, asked.kernels))
     given = isinstance(model_or_graph, Graph)
+    # A graph has what it was traced with.
+    names = asked_kernels(asked.kernels if given else of_style(asked.style, asked.kernels))
     precision = asked.precision or ("" if given else USUAL_PRECISION)
     wins = worth(clusters) if asked.kernels == AUTO else None
 

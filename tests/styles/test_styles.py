@@ -1,0 +1,206 @@
+"""Plans priced as other software stacks run them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import meshwright as mw
+from meshwright.costmodel.as_run import as_exchanged, as_run
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.estimate import estimate_all
+from meshwright.forms.exchange_rows import Event, Send
+from meshwright.forms.sync import exchange
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+
+FUSED = ("rms_norm", "swiglu", "rotary")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    config = LlamaConfig(
+        num_hidden_layers=4, hidden_size=2048, intermediate_size=5632, num_attention_heads=16,
+        num_key_value_heads=8, vocab_size=32000, max_position_embeddings=2048, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    ids = torch.zeros(2, 2048, dtype=torch.int64)
+    return trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=64, kernels=FUSED,
+                 precision="bf16")  # fmt: skip
+
+
+def priced(graph: Graph, stack: str, *pins: str, gpus: int = 8, **layout: int) -> Plan:
+    problem = make_problem(
+        graph, Cluster.preset("h100-sxm", num_nodes=gpus // 8), constraints=pins, style=stack,
+        precision="bf16",
+    )  # fmt: skip
+    variant = (style(stack).variants or ("",))[0] if layout.get("tp", 1) > 1 else ""
+    return build_plan(problem, uniform_choice(problem, variant=variant, **layout))
+
+
+def priced_hash(plan: Plan) -> str:
+    return plan_io.rehash(plan).hash
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.predicted
+    return plan.predicted.step_s
+
+
+def with_style(monkeypatch: pytest.MonkeyPatch, graph: Graph, plan: Plan, stack: Style) -> float:
+    """Seconds of the plan as a stack of the test's own runs it."""
+    monkeypatch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
+    tables = CostTables(graph, Cluster.preset("h100-sxm"), plan.precision)
+    return estimate_all(graph, Cluster.preset("h100-sxm"), plan, tables).prediction.step_s
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_each_file_is_a_style_with_its_source(name: str) -> None:
+    found = style(name)
+    assert found.title and len(found.reference) > 10 and found.libraries >= 2020
+    assert as_run(Cluster.local(2), found) == Cluster.local(2)
+
+
+def test_ours_is_what_is_taken_unasked(graph: Graph) -> None:
+    plain, named = priced(graph, "", dp_shard=8, zero=1), priced(graph, OURS, dp_shard=8, zero=1)
+    assert step_s(plain) == step_s(named)
+    assert '"style"' not in plan_io.dumps(plain)
+    assert named.style == OURS and priced_hash(plain) != priced_hash(named)
+
+
+def test_older_libraries_take_longer_by_what_the_device_says(graph: Graph) -> None:
+    h100 = Cluster.preset("h100-sxm")
+    curve = h100.device_types[0].curves[OpClass.MATMUL]
+    assert curve.in_runs(2024) == 1.375 and curve.in_runs(2026) == 1.035
+    assert curve.in_runs(2010) == 1.375 and replace(curve, sustained=()).in_runs(2024) == 1.0
+    (device,) = as_run(h100, style("torchtitan")).device_types
+    assert device.curves[OpClass.MATMUL].share == pytest.approx(curve.share / 1.375)
+    assert device.curves[OpClass.COPY] == h100.device_types[0].curves[OpClass.COPY]
+    older = priced(graph, "torchtitan", dp_shard=8, zero=3)
+    assert 1.1 < step_s(older) / step_s(priced(graph, "", "sync=zero", dp_shard=8, zero=3)) < 1.5
+
+
+def test_sustained_factors_must_be_in_order() -> None:
+    curve = Cluster.preset("h100-sxm").device_types[0].curves[OpClass.MATMUL]
+    with pytest.raises(PlanError, match="ascending order"):
+        replace(curve, sustained=((2025, 1.1), (2023, 1.2)))
+
+
+def test_the_cpu_is_waited_for_where_it_is_slower(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = priced(graph, "", "sync=zero", tp=8, num_microbatches=4)
+    free = style("")
+    fast = with_style(monkeypatch, graph, plan, replace(free, launching=Launching()))
+    slow = with_style(
+        monkeypatch, graph, plan, replace(free, launching=Launching(block_forward_s=0.1))
+    )
+    blocks = len(graph.blocks)
+    assert 4 * blocks * 0.09 < slow - fast < 4 * blocks * 0.11
+    checked = replace(free, launching=Launching(check_s=1e-3))
+    more = with_style(monkeypatch, graph, plan, checked) - fast
+    # At least one collective each way in each of the four layers, of seven further ranks.
+    assert more > 4 * 4 * 2 * 7e-3 * 0.5
+    waits = replace(free, launching=Launching(waits=True))
+    assert with_style(monkeypatch, graph, plan, waits) > fast
+
+
+def test_a_share_of_the_work_hides_collectives(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = priced(graph, "", "sync=zero", dp_shard=8, zero=3)
+    whole = with_style(monkeypatch, graph, plan, style(""))
+    part = with_style(monkeypatch, graph, plan, replace(style(""), hides=0.01))
+    assert part > whole
+
+
+def test_gradients_agree_as_the_stack_has_it() -> None:
+    plain = exchange("zero1", 16)
+    late = as_exchanged(plain, 1, style("nanotron"))
+    sends = [row for row in late.rows if isinstance(row, Send) and row.what == "gradients"]
+    assert [(row.primitive.value, row.axis, row.at) for row in sends] == [
+        ("all_reduce", "dp", Event.END)
+    ]
+    assert late.bucket_bytes and late.bucket_bytes > 2**40
+    assert as_exchanged(plain, 1, style("")) is plain
+    beside = as_exchanged(exchange("zero3", 16), 3, style("torchtitan"))
+    (copies,) = [row for row in beside.rows if isinstance(row, Send) and row.axis == "dp_replicate"]
+    assert copies.at is Event.AFTER_LAST and copies.unit == "block"
+
+
+def test_what_is_gathered_again_is_not_kept_and_sent_once_more(graph: Graph) -> None:
+    kept = priced(graph, "torchtitan", tp=8, num_microbatches=4)
+    again = priced(graph, "megatron", "overlap=none", tp=8, num_microbatches=4)
+    assert kept.predicted and again.predicted
+    held, less = (p.predicted.stages[0].memory.activations_bytes for p in (kept, again))  # type: ignore[union-attr]
+    assert less < 0.8 * held
+
+
+def test_a_style_is_kept_and_said_and_not_run(graph: Graph, tmp_path: Path) -> None:
+    plan = priced(graph, "megatron", tp=8, num_microbatches=4)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.style == "megatron" and again.hash == plan_io.rehash(plan).hash
+    assert "priced as Megatron-Core runs it" in str(again)
+    with pytest.raises(PlanError, match=r"priced as Megatron-Core runs it.*export"):
+        refuse_style(again)
+    text = (tmp_path / "plan.json").read_text().replace('"megatron"', '"megatronn"')
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(PlanError, match=r"megatronn.*nearest is 'megatron"):
+        plan_io.load(tmp_path / "other.json", check_hash=False)
+
+
+def test_unknown_styles_are_refused_with_the_nearest(graph: Graph) -> None:
+    with pytest.raises(PlanError, match=r"'megatrom'; nearest is 'megatron"):
+        make_problem(graph, Cluster.preset("h100-sxm"), style="megatrom")
+    with pytest.raises(PlanError, match="hides"):
+        replace(style(""), hides=0.0)
+    with pytest.raises(PlanError, match="launching: collective_s"):
+        Launching(collective_s=2.0)
+
+
+def test_a_search_takes_what_the_stack_has_no_choice_of(graph: Graph) -> None:
+    found = mw.search(
+        graph, Cluster.preset("h100-sxm"), style="megatron", constraints=("tp=8",), progress=False
+    )
+    assert found.style == "megatron" and found.stages[0].overlap == "gradients"
+    assert all(stage.sync is None and stage.store is None for stage in found.stages)
+    own = mw.search(
+        graph, Cluster.preset("h100-sxm"), style="megatron", constraints=("tp=8", "overlap=none"),
+        progress=False,
+    )  # fmt: skip
+    assert own.stages[0].overlap == "none"
+
+
+def test_a_plan_by_hand_may_name_one() -> None:
+    found = mw.complete(
+        {"tp": 2, "dp_shard": 4, "zero": 1, "style": "nemo", "precision": "bf16"},
+        _small(), Cluster.preset("h100-sxm"), example_inputs=_batch(), global_batch_size=8,
+    )  # fmt: skip
+    assert found.style == "nemo"
+    assert {fusion.kernel for fusion in found.kernels} >= {"swiglu", "rotary"}
+
+
+def _small() -> torch.nn.Module:
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=256, intermediate_size=512, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=128, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def _batch() -> dict[str, torch.Tensor]:
+    ids = torch.zeros(2, 128, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids}
