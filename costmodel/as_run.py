@@ -36,15 +36,15 @@ def changes_exchanges(style: Style) -> bool:
     return style.all_reduces or style.beside_replicas or bool(style.late)
 
 
-def as_exchanged(exchange: Exchange, zero: int, style: Style) -> Exchange:
+def as_exchanged(exchange: Exchange, style: Style) -> Exchange:
     """Returns the exchange whose gradients agree as the stack has it, where the plan names no form
     of its own."""
     rows = exchange.rows
-    if style.all_reduces and zero in (1, 2):
+    if style.all_reduces and any(_is_scattered(row) for row in rows):
         rows = tuple(_over_all(row) for row in rows if not _is_second_half(row))
     if style.beside_replicas:
         rows = tuple(_beside_backward(row) for row in rows)
-    if zero in style.late:
+    if exchange.form in style.late:
         at_end = tuple(_at_the_end(row) for row in rows)
         return replace(exchange, rows=at_end, bucket_bytes=WHOLE)
     return exchange if rows is exchange.rows else replace(exchange, rows=rows)
@@ -54,8 +54,14 @@ def _is_second_half(row: Row) -> TypeIs[Send]:
     return isinstance(row, Send) and row.what == "gradients" and row.axis == "dp_replicate"
 
 
+def _is_scattered(row: Row) -> TypeIs[Send]:
+    """Gradients of a bucket, of which each rank gets a part and has whole parameters."""
+    scattered = isinstance(row, Send) and row.primitive is Primitive.REDUCE_SCATTER
+    return scattered and row.unit == "bucket"
+
+
 def _over_all(row: Row) -> Row:
-    if isinstance(row, Send) and row.primitive is Primitive.REDUCE_SCATTER:
+    if _is_scattered(row):
         return replace(row, primitive=Primitive.ALL_REDUCE, axis="dp")
     return row
 

@@ -77,7 +77,7 @@ def _exchange(
     if not needs_shapes(stage.sync_form):
         made = exchange_of(stage, rests=rests)
         if changes_exchanges(tables.run_as):
-            made = as_exchanged(made, stage.zero, tables.run_as)
+            made = as_exchanged(made, tables.run_as)
         return copied(made, tables.numbers)
     shares = stage.batch_shares or (1,) * stage.dp
     shapes = _shapes(tables, costs, names, max(shares) / sum(shares))

@@ -57,11 +57,12 @@ class Style:
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False
-    """Under ZeRO 1 and 2 too gradients are all-reduced over all replicas."""
+    """Gradients are all-reduced over all replicas where ranks need a part of them only, too."""
     beside_replicas: bool = False
     """Replicas of shards agree block by block beside the last backward, not at its end."""
-    late: tuple[int, ...] = ()
-    """Stages of ZeRO (0: none) whose gradients leave after the last backward, not beside it."""
+    late: tuple[str, ...] = ()
+    """Keys of the forms of synchronisation whose gradients leave after the last backward, not
+    beside it."""
     bucket_bytes: int | None = None
     """Gradients that are reduced at once; None: as our runtime does."""
     variants: tuple[str, ...] = ()

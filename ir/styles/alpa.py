@@ -7,7 +7,7 @@ STYLE = Style(
     title="Alpa",
     libraries=2021,
     fused_softmax=True,
-    late=(0, 1, 2, 3),
+    late=("zero0", "zero1", "zero2", "zero3"),
     variants=("plain",),
     kernels=("layer_norm", "bias_gelu", "gelu", "cross_entropy"),
     pins=(*ZERO_ONLY, "overlap=none"),

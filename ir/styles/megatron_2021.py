@@ -7,7 +7,7 @@ STYLE = Style(
     title="Megatron-LM of 2021",
     libraries=2021,
     fused_softmax=True,
-    late=(0, 1, 2),
+    late=("zero0", "zero1", "zero2"),
     variants=("plain",),
     kernels=("layer_norm", "bias_gelu", "gelu"),
     pins=(*ZERO_ONLY, "overlap=none"),

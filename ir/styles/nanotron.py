@@ -23,7 +23,7 @@ STYLE = Style(
     ),
     hides=0.4,
     all_reduces=True,
-    late=(1, 2),
+    late=("zero1", "zero2"),
     variants=("halves",),
     regathers=True,
     kernels=("rms_norm", "rotary"),

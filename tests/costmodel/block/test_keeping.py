@@ -22,6 +22,7 @@ from meshwright.forms.retention import retention as known
 from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.cluster.launching import Launching
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction
@@ -179,7 +180,9 @@ def test_gathering_again_is_priced_as_communication_alone() -> None:
     case = model_axes.forms.case()
     made = model_axes.traced(case)
     cluster = Cluster.preset("a100-40", num_nodes=1, devices_per_node=2)
-    tables = CostTables(made, cluster, "fp32")
+    (device,) = cluster.device_types
+    free = replace(device, launching=Launching())  # the CPU takes nothing for a collective
+    tables = CostTables(made, replace(cluster, device_types=(free,)), "fp32")
     block = made.blocks[1]  # the first one reads the batch
     layouts = model_axes.forms.layouts(made, model_axes.FORMS["1d_sequence"])
     layout = next(layout for layout in layouts if layout.pattern == block.pattern)
