@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -94,11 +94,22 @@ def element(dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A kernel to be compiled without a device: types of its parameters, values of constants."""
+    """A kernel to be compiled without a device: types of its parameters, values of constants.
+
+    `values`: of its numbers, as they are at such a width; a launch compiles what 16 divides as
+    such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
+    cannot do without; 0 where products bound it. `filled`: the part of its lanes that it needs.
+    """
 
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
+    values: dict[str, int] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 3
+    moves: float = 0.0
+    filled: float = 1.0
+    looped: bool = False
 
 
 __all__ = [
