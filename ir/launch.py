@@ -69,12 +69,13 @@ def grid(x: Tensor) -> tuple[int]:
     return (-(-x.numel() // ELEMENTS),)
 
 
-def programs(x: Tensor, rows: int) -> int:
-    """Programs that share all rows where each sums over its own: a few per processor."""
+def programs(x: Tensor, rows: int, width: int = 2048) -> int:
+    """Programs that share all rows where each sums over its own: so many per processor as keep
+    memory busy, and no more, since each writes a sum as wide as a row."""
     if not x.is_cuda:
         return min(rows, 4)
     count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
-    return min(rows, 4 * count)
+    return min(rows, max(1, min(6, 8192 // block(width))) * count)
 
 
 def held_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -98,7 +99,8 @@ class Build:
 
     `values`: of its numbers, as they are at such a width; a launch compiles what 16 divides as
     such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
-    cannot do without; 0 where products bound it. `filled`: the part of its lanes that it needs.
+    cannot do without; 0 where products bound it. `cached`: bytes beside these that all programs
+    read, such as a norm's gain, which stay near. `filled`: the part of its lanes that it needs.
     """
 
     kernel: Any
@@ -108,6 +110,7 @@ class Build:
     warps: int = 4
     stages: int = 3
     moves: float = 0.0
+    cached: float = 0.0
     filled: float = 1.0
     looped: bool = False
 

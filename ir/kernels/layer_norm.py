@@ -130,7 +130,7 @@ def layer_norm_backward(
         return _backward_reference(grad_total, grad_out, total, gain, mean, inverse)
     grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
     grad_x = torch.empty_like(total)
-    count = programs(total, rows)
+    count = programs(total, rows, width)
     to_gain, to_bias = inverse.new_empty(count, width), inverse.new_empty(count, width)
     backward_kernel[(count,)](
         grad_out, grad_total, total, gain, mean, inverse, grad_x, to_gain, to_bias, rows, width,
@@ -206,10 +206,13 @@ FACTS = {
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
     pointer, constants = f"*{element}", {"BLOCK": block(width), "WIDE": tl.float32}
+    once = width * (4 if element == "fp32" else 2)
+    shape = {"values": {"width": width}, "warps": warps(width), "filled": width / block(width)}
     tensors = dict.fromkeys(("x", "residual", "gain", "bias", "total", "out"), pointer)
     rows = {"mean": "*fp32", "inverse": "*fp32"}
-    yield Build(forward_kernel, {**tensors, **rows, "width": "i32", "eps": "fp32"}, constants)
+    whole = {**tensors, **rows, "width": "i32", "eps": "fp32"}
+    yield Build(forward_kernel, whole, constants, moves=4 * once, cached=2 * once, **shape)
     tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
     last = {"grad_x": pointer, "grad_gain": "*fp32", "grad_bias": "*fp32"}
-    sizes = {"rows": "i32", "width": "i32"}
-    yield Build(backward_kernel, {**tensors, **rows, **last, **sizes}, constants)
+    whole = {**tensors, **rows, **last, "rows": "i32", "width": "i32"}
+    yield Build(backward_kernel, whole, constants, moves=4 * once, looped=True, **shape)

@@ -1,15 +1,15 @@
 """How near to a plain copy's bandwidth a kernel's machine code can come, counted, not measured.
 
-Three counts bound it. Bytes: what its lanes move against what it cannot do without. Issue: the
-cycles that its instructions take on the busiest of a processor's units. Waiting: a program's round
+Four counts bound it. Bytes: what its lanes move against what it cannot do without. Issue: the
+cycles that its instructions take on the busiest of a processor's units. Near: what all programs
+read again comes from the cache. Waiting: a program's round
 trips to memory, one after the other, with as many programs at once as registers, threads and
-shared memory leave room for. The least of the last two, times the first, is the share.
+shared memory leave room for. The least of the last three, times the first, is the share.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from meshwright.ir.launch import Build
 from meshwright.testing.machine_code import (
@@ -35,14 +35,18 @@ class Processor:
     threads: int
     latency_ns: float
     """Of memory under load."""
+    near: float
+    """How many times a copy's bandwidth the cache has that all processors share."""
+    barrier_ns: float = 40.0
+    """In which the threads of a program wait for each other."""
 
 
 PROCESSORS = {
-    80: Processor(0.9 * 2039 / 108, 1.41, 164 * 1024, 2048, 600.0),
-    90: Processor(0.9 * 3350 / 132, 1.755, 228 * 1024, 2048, 650.0),
+    80: Processor(0.9 * 2039 / 108, 1.41, 164 * 1024, 2048, 600.0, 2.0),
+    90: Processor(0.9 * 3350 / 132, 1.755, 228 * 1024, 2048, 650.0, 1.6),
 }
-"""A100-SXM-80GB and H100-SXM: data sheets; a copy at 0.9 of the sheet and the latency under load
-are assumptions."""
+"""A100-SXM-80GB and H100-SXM: data sheets; a copy at 0.9 of the sheet, the latency under load, the
+cache's bandwidth and the time of a barrier are assumptions."""
 REGISTERS, PROGRAMS = 65_536, 32
 _HALF = ("IMAD", "LEA", "SHF", "PRMT", "LOP3", "ISETP", "FSETP", "SEL", "FSEL", "IADD3", "FMNMX",
          "VIADD", "IABS", "F2FP", "SHFL", "ISET", "MOV", "PLOP3")  # fmt: skip
@@ -61,25 +65,22 @@ class Share:
     moves: float
     """Bytes that a program, or a turn of its loop, cannot do without."""
     by_vectors: float
-    """Of the bytes that lanes move in pieces of 16, those that no mask leaves out."""
+    """What lanes move in pieces of 16 bytes, without what masks leave out, to what they have to."""
     moved: float
-    """All bytes, pieces at the edges as whole sectors."""
+    """Bytes of memory, pieces at the edges as whole sectors."""
     programs: int
     """At once on a processor."""
     trips: int
     """To memory, one after the other."""
     issue_share: float
+    near_share: float
     waiting_share: float
-
-    @property
-    def vectorised(self) -> float:
-        """Give the part of what must be moved that goes in pieces of 16 bytes, at most 1."""
-        return min(1.0, self.by_vectors / self.moves)
 
     @property
     def share(self) -> float:
         """Estimate the part of a copy's bandwidth that is used for what must be moved."""
-        return min(1.0, self.issue_share, self.waiting_share) * min(1.0, self.moves / self.moved)
+        bounds = (1.0, self.issue_share, self.near_share, self.waiting_share)
+        return min(bounds) * min(1.0, self.moves / self.moved)
 
 
 def copy_share(build: Build, target: int) -> Share:
@@ -89,24 +90,28 @@ def copy_share(build: Build, target: int) -> Share:
     accesses = [i for i in part if i.reads_memory or i.writes_memory]
     lanes = LANES * code.warps
     # A compiler may have put several turns into one.
-    turns = max(1, round(vector_bytes(part) * lanes * build.filled / build.moves))
+    needed = build.moves + build.cached
+    turns = max(1, round(vector_bytes(part) * lanes * build.filled / needed))
     turns = turns if build.looped else 1
-    moves = build.moves * turns
+    moves, cached = build.moves * turns, build.cached * turns
     by_vectors = vector_bytes(part) * lanes * build.filled
     narrow = [i for i in accesses if i.nbytes < 16]
-    if by_vectors >= 0.95 * moves:
-        moved = by_vectors + SECTOR * len(narrow)
-    else:
-        moved = by_vectors + sum(max(SECTOR / LANES, i.nbytes) for i in narrow) * lanes
-    programs = at_once(code, unit)
+    whole = by_vectors >= 0.95 * (moves + cached)
+    at_edges = SECTOR * len(narrow) if whole else lanes * sum(max(1, i.nbytes) for i in narrow)
+    moved = max(0.0, by_vectors - cached) + at_edges
+    programs, trips = at_once(code, unit), round_trips(part)
     cycles = busiest(part, target) * code.warps
-    copied_ns = max(moves, moved) / unit.bytes_per_ns
-    trips = round_trips(part)
-    alone_ns = trips * unit.latency_ns + cycles / unit.cycles_per_ns
-    issue = copied_ns / (cycles / unit.cycles_per_ns) if cycles else inf
-    return Share(
-        code, moves, by_vectors, moved, programs, trips, issue, programs * copied_ns / alone_ns
+    copied_ns = moved / unit.bytes_per_ns
+    pauses = sum(i.kind == "BAR" for i in part)
+    alone_ns = (
+        max(1, trips) * unit.latency_ns + cycles / unit.cycles_per_ns + pauses * unit.barrier_ns
     )
+    return Share(
+        code, moves, by_vectors / (moves + cached), moved, programs, trips,
+        issue_share=copied_ns * unit.cycles_per_ns / cycles,
+        near_share=unit.near * moved / (moved + cached),
+        waiting_share=programs * copied_ns / alone_ns,
+    )  # fmt: skip
 
 
 def at_once(code: Code, unit: Processor) -> int:
