@@ -75,7 +75,12 @@ def programs(x: Tensor, rows: int, width: int = 2048) -> int:
     if not x.is_cuda:
         return min(rows, 4)
     count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
-    return min(rows, max(1, min(6, 8192 // block(width))) * count)
+    return min(rows, each(width) * count)
+
+
+def each(width: int) -> int:
+    """How many of these programs a processor gets."""
+    return max(1, min(6, 8192 // block(width)))
 
 
 def held_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -101,6 +106,7 @@ class Build:
     such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
     cannot do without; 0 where products bound it. `cached`: bytes beside these that all programs
     read, such as a norm's gain, which stay near. `filled`: the part of its lanes that it needs.
+    `most`: programs that a launch has per processor.
     """
 
     kernel: Any
@@ -113,6 +119,7 @@ class Build:
     cached: float = 0.0
     filled: float = 1.0
     looped: bool = False
+    most: int = 32
 
 
 __all__ = [

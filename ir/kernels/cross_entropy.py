@@ -22,6 +22,8 @@ from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
+WIDTHS = (32_000, 50_257, 50_304)
+"""Vocabularies whose machine code is read: Llama-2's, GPT-2's, and that made even."""
 COLUMNS = 2048
 """Of a row, that a program holds at once."""
 

@@ -3,6 +3,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -207,7 +208,11 @@ def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
     pointer, constants = f"*{element}", {"BLOCK": block(width), "WIDE": tl.float32}
     once = width * (4 if element == "fp32" else 2)
-    shape = {"values": {"width": width}, "warps": warps(width), "filled": width / block(width)}
+    shape: dict[str, Any] = {
+        "values": {"width": width},
+        "warps": warps(width),
+        "filled": width / block(width),
+    }
     tensors = dict.fromkeys(("x", "residual", "gain", "bias", "total", "out"), pointer)
     rows = {"mean": "*fp32", "inverse": "*fp32"}
     whole = {**tensors, **rows, "width": "i32", "eps": "fp32"}

@@ -108,4 +108,5 @@ def builds(name: str, width: int) -> Iterator[Build]:
     turned = {key: held for key, held in given.items() if key != "along"} | {"down": "i32"}
     yield Build(product_kernel, turned, {"along": 1, "BIASED": False, "ELEMENT": kind, **tile(2)})
     last = {"slot": pointer, "signals": "*i32", "epoch": "i32", "out": pointer, "count": "i64"}
-    yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS})
+    moves, values = 5 * COLUMNS * kind.primitive_bitwidth // 8, {"count": 16 * width}
+    yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS}, values, moves=moves)

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -313,7 +314,11 @@ FACTS = {
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
     pointer, once = f"*{element}", width * (4 if element == "fp32" else 2)
-    shape = {"values": {"width": width}, "warps": warps(width), "filled": width / block(width)}
+    shape: dict[str, Any] = {
+        "values": {"width": width},
+        "warps": warps(width),
+        "filled": width / block(width),
+    }
     for added in (False, True):
         constants = {"BLOCK": block(width), "WIDE": tl.float32, "ADDED": added}
         tensors = dict.fromkeys(("x", "residual", "gain", "total", "out"), pointer)

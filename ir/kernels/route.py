@@ -8,6 +8,7 @@ without atomic additions: the same bits every time. Each is the other's gradient
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ def builds(element: str, width: int) -> Iterator[Build]:
     columns, nbytes = _grid(1, width)[1], 4 if element == "fp32" else 2
     pointer, constants = f"*{element}", {"BLOCK": columns}
     filled = width / (triton.cdiv(width, columns) * columns)
-    shape = {"values": {"width": width}, "filled": filled}
+    shape: dict[str, Any] = {"values": {"width": width}, "filled": filled}
     once = columns * nbytes * filled
     rows = {"x": pointer, "tokens": "*i64", "rows": pointer, "width": "i32"}
     yield Build(out_kernel, rows, constants, moves=2 * once, **shape)

@@ -2,9 +2,9 @@
 
 Four counts bound it. Bytes: what its lanes move against what it cannot do without. Issue: the
 cycles that its instructions take on the busiest of a processor's units. Near: what all programs
-read again comes from the cache. Waiting: a program's round
-trips to memory, one after the other, with as many programs at once as registers, threads and
-shared memory leave room for. The least of the last three, times the first, is the share.
+read again comes from the cache. Waiting: a program's round trips to memory, one after the other
+and at least one, with as many programs at once as registers, threads and shared memory leave room
+for. The least of the last three, times the first, is the share.
 """
 
 from collections import Counter
@@ -20,6 +20,8 @@ from meshwright.testing.machine_code import (
     vector_bytes,
 )
 
+WHOLE, LEAST = 0.95, 0.85
+"""Of what has to be moved, in pieces of 16 bytes; of a copy's bandwidth: what kernels must reach."""
 SECTOR = 32
 """Bytes that memory hands out at least."""
 
@@ -99,7 +101,7 @@ def copy_share(build: Build, target: int) -> Share:
     whole = by_vectors >= 0.95 * (moves + cached)
     at_edges = SECTOR * len(narrow) if whole else lanes * sum(max(1, i.nbytes) for i in narrow)
     moved = max(0.0, by_vectors - cached) + at_edges
-    programs, trips = at_once(code, unit), round_trips(part)
+    programs, trips = min(build.most, at_once(code, unit)), round_trips(part)
     cycles = busiest(part, target) * code.warps
     copied_ns = moved / unit.bytes_per_ns
     pauses = sum(i.kind == "BAR" for i in part)
@@ -112,6 +114,17 @@ def copy_share(build: Build, target: int) -> Share:
         near_share=unit.near * moved / (moved + cached),
         waiting_share=programs * copied_ns / alone_ns,
     )  # fmt: skip
+
+
+def broken(share: Share) -> str:
+    """Say which rule for memory-bound kernels the code breaks; "" if none."""
+    if share.code.spills() or share.code.spilled_bytes:
+        return f"{share.code.spilled_bytes} bytes of registers are spilled"
+    if share.by_vectors < WHOLE:
+        return f"{share.by_vectors:.0%} of what is to be moved goes by 16 bytes, not {WHOLE:.0%}"
+    if share.share < LEAST:
+        return f"{share.share:.0%} of a copy's bandwidth, not {LEAST:.0%}"
+    return ""
 
 
 def at_once(code: Code, unit: Processor) -> int:

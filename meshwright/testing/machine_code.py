@@ -14,6 +14,8 @@ from pathlib import Path
 
 from meshwright.ir.launch import Build, triton
 
+WIDTHS = (768, 1_600, 4_096, 8_192)
+"""Of models, for kernels that name none of their own."""
 LANES = 32
 """Threads of a warp."""
 _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")
@@ -148,9 +150,9 @@ def machine_code(build: Build, target: int) -> Code:
 
     RuntimeError, in the assembler's words, if it can not be disassembled.
     """
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton import knobs  # type: ignore[import-untyped]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+    from triton.compiler import ASTSource  # type: ignore[import-untyped]
 
     ones = {name: value for name, value in build.values.items() if value == 1}
     constants = {**build.constants, **ones}
