@@ -9,66 +9,82 @@ its disassembly. Nothing is measured. Exits with 1 if a memory-bound kernel brea
 import argparse
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 from meshwright.ir.kernels import load_all
 from meshwright.ir.launch import Build, triton
-from meshwright.testing.copy_share import LEAST, PROCESSORS, WHOLE, broken, copy_share
+from meshwright.testing.copy_share import LEAST, PROCESSORS, WHOLE, Share, broken, copy_share
 from meshwright.testing.machine_code import WIDTHS, Code, machine_code
 
 ELEMENTS = ("bf16", "fp32")
 HEAD = (
-    "| kernel | of | width | sm | registers | spilled, bytes | shared, bytes | by 16 bytes | "
-    "moved / needed, bytes | programs at once | round trips | share of a copy |"
-)
+    "kernel", "of", "widths", "sm", "registers", "spilled, bytes", "by 16 bytes",
+    "moved / needed", "programs at once", "round trips", "share of a copy",
+)  # fmt: skip
+_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "along", "down"}
+"""Constants that say which form of a kernel it is."""
 
 
-def _accesses(code: Code, *, looped: bool) -> str:
-    """How many loads and stores of 16 bytes there are, of all, on the way that is taken."""
-    found = [i for i in code.hot(looped=looped) if i.reads_memory or i.writes_memory]
-    return f"{sum(i.nbytes == 16 for i in found)} of {len(found)}"
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A kernel's code for one width."""
+
+    width: int
+    code: Code
+    vectors: str
+    """Accesses of 16 bytes, of all, on the way that is taken."""
+    share: Share | None
+    """None where memory does not bound it."""
+
+    @property
+    def fault(self) -> str:
+        """Say which rule it breaks; "" if none."""
+        return broken(self.share) if self.share else ""
 
 
-def rows(module: ModuleType, elements: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """A line of the table for each kernel, width and target, and the rule that it breaks."""
+def read(build: Build, width: int, target: int) -> Read:
+    """Compile a kernel and count."""
+    share = copy_share(build, target) if build.moves else None
+    code = share.code if share else machine_code(build, target)
+    found = [i for i in code.hot(looped=build.looped) if i.reads_memory or i.writes_memory]
+    vectors = f"{sum(i.nbytes == 16 for i in found)} of {len(found)}"
+    return Read(width, code, vectors, share)
+
+
+def groups(module: ModuleType) -> Iterator[tuple[tuple[str, str, int], list[Read]]]:
+    """By kernel, type and target, the code of all widths."""
     name = module.__name__.rpartition(".")[2]
-    for width in getattr(module, "WIDTHS", WIDTHS):
-        for element in elements:
-            for build in module.builds(element, width):
-                for target in PROCESSORS:
-                    yield _row(name, element, width, build, target)
+    found: dict[tuple[str, str, int], list[Read]] = {}
+    for element, width in product(ELEMENTS, getattr(module, "WIDTHS", WIDTHS)):
+        for build, target in product(module.builds(element, width), PROCESSORS):
+            told = [f"{key}={value}" for key, value in build.constants.items() if key in _TOLD]
+            title = f"{name} `{build.kernel.__name__}` {', '.join(told)}".strip()
+            found.setdefault((title, element, target), []).append(read(build, width, target))
+    yield from found.items()
 
 
-def _row(name: str, element: str, width: int, build: Build, target: int) -> tuple[str, str]:
-    kernel = f"| {name} `{build.kernel.__name__}`{_told(build)} | {element} | {width:,} | {target} "
-    if not build.moves:
-        code = machine_code(build, target)
-        cells = (
-            f"| {code.registers} | {code.spilled_bytes} | {code.shared_bytes:,} | "
-            f"{_accesses(code, looped=build.looped)} | | | | bound by products |"
-        )
-        return kernel + cells, ""
-    share = copy_share(build, target)
-    code = share.code
-    cells = (
-        f"| {code.registers} | {code.spilled_bytes} | {code.shared_bytes:,} | "
-        f"{_accesses(code, looped=build.looped)} | {share.moved:,.0f} / {share.moves:,.0f} | "
-        f"{share.programs} | {share.trips} | {share.share:.0%} |"
-    )
-    return kernel + cells, broken(share)
+def line(key: tuple[str, str, int], found: Sequence[Read]) -> str:
+    """The row of the width that comes off worst."""
+    title, element, target = key
+    worst = min(found, key=lambda one: one.share.share if one.share else 0.0)
+    widths = ", ".join(f"{one.width:,}" for one in found)
+    spilled = max(one.code.spilled_bytes for one in found)
+    registers = max(one.code.registers for one in found)
+    cells = [title, element, widths, target, registers, spilled, worst.vectors]
+    if share := worst.share:
+        cells += [f"{share.moved / share.moves:.2f}", share.programs, share.trips]
+        cells.append(f"{share.share:.0%} at {worst.width:,}")
+    else:
+        cells += ["", "", "", "not bound by memory"]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def _told(build: Build) -> str:
-    """Constants that say which form of the kernel it is."""
-    kept = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "along", "down"}
-    found = [f"{key}={value}" for key, value in build.constants.items() if key in kept]
-    return f" ({', '.join(found)})" if found else ""
-
-
-def page(lines: list[str], faults: list[str]) -> str:
+def page(lines: Sequence[str], faults: Sequence[str]) -> str:
     """The page of results."""
     return f"""# Kernels as machine code
 
@@ -76,15 +92,18 @@ def page(lines: list[str], faults: list[str]) -> str:
 Triton {triton.__version__} and the assembler that it brings. **Counted, not measured**: see
 `meshwright/testing/copy_share.py` for what is counted and which constants are assumptions.
 
-Rules for memory-bound kernels: no spills, {WHOLE:.0%} of what has to be moved goes in loads and
-stores of 16 bytes, and by count of bytes, of instructions and of round trips {LEAST:.0%} of a
-copy's bandwidth can be reached. Counts are of a program, or of a turn of its loop, on the way that
-it takes where tensors begin at multiples of 16 bytes. What breaks a rule: {len(faults)}.
+Rules for memory-bound kernels: no spills; {WHOLE:.0%} of what has to be moved goes in loads and
+stores of 16 bytes; by count of bytes, instructions and round trips {LEAST:.0%} of a copy's
+bandwidth can be reached. Counts are of a program, or of a turn of its loop, on the way that it
+takes where tensors begin at multiples of 16 bytes; rows of 50,257 begin anywhere. A row has the
+most registers and spills of all widths, and the rest of the width that comes off worst.
 
-{chr(10).join(f"- {fault}" for fault in faults) or "Nothing."}
+What breaks a rule: {len(faults)}.
 
-{HEAD}
-|{"---|" * HEAD.count(" |")}
+{chr(10).join(f"- {fault}" for fault in faults)}
+
+| {" | ".join(HEAD)} |
+|{"---|" * len(HEAD)}
 {chr(10).join(lines)}
 """
 
@@ -96,11 +115,11 @@ def main() -> None:
     out: Path | None = parser.parse_args().out
     lines, faults = [], []
     for module in load_all():
-        if hasattr(module, "builds"):
-            for line, fault in rows(module, ELEMENTS):
-                lines.append(line)
-                faults += [f"{line.split('|')[1:5]}: {fault}"] if fault else []
-    text = page(list(dict.fromkeys(lines)), faults)
+        for key, found in groups(module) if hasattr(module, "builds") else ():
+            lines.append(line(key, found))
+            bad = [one for one in found if one.fault]
+            faults += [f"{key[0]}, {key[1]}, {x.width:,}, sm_{key[2]}: {x.fault}" for x in bad]
+    text = page(lines, faults)
     if out:
         out.write_text(text)
     else:

@@ -60,8 +60,8 @@ def block(width: int) -> int:
 
 
 def warps(width: int) -> int:
-    """Threads grow with the row: at most 16 elements each, up to 512 threads."""
-    return min(16, max(1, block(width) // 512))
+    """Threads grow with the row: 8 elements each, up to 512 threads."""
+    return min(16, max(1, block(width) // 256))
 
 
 def grid(x: Tensor) -> tuple[int]:

@@ -21,7 +21,7 @@ from meshwright.testing.machine_code import (
 )
 
 WHOLE, LEAST = 0.95, 0.85
-"""Of what has to be moved, in pieces of 16 bytes; of a copy's bandwidth: what kernels must reach."""
+"""What kernels must reach: of what is to be moved, in pieces of 16 bytes; of a copy's bandwidth."""
 SECTOR = 32
 """Bytes that memory hands out at least."""
 

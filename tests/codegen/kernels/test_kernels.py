@@ -11,10 +11,10 @@ import torch
 from torch.library import opcheck
 
 from meshwright.ir.kernels import cross_entropy, load_all
+from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.cases import CASES, DTYPES, OPERATORS, Found, check
 
 triton = pytest.importorskip("triton")
-TARGETS = (80, 90)
 BUILT = [module for module in load_all() if hasattr(module, "builds")]
 
 
@@ -56,20 +56,10 @@ def test_torch_sees_through_it(kernel):
     opcheck(OPERATORS[kernel][0], (first.requires_grad_(), *others))
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("module", BUILT, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_it_compiles_without_a_gpu(module, target):
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def test_it_compiles_without_a_gpu(module):
     for build in module.builds("bf16", 128):
-        source = ASTSource(
-            fn=build.kernel,
-            signature={**build.signature, **dict.fromkeys(build.constants, "constexpr")},
-            constexprs=build.constants,
-        )
-        made = triton.compile(source, target=GPUTarget("cuda", target, 32))
-        assert made.asm["cubin"] and f".target sm_{target}" in made.asm["ptx"]
+        assert machine_code(build, 80).instructions
 
 
 def test_a_vocabulary_that_is_split_over_ranks():
