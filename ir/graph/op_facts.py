@@ -53,6 +53,8 @@ class OpFacts:
     to those of the plan's precision."""
     products: CountProducts | None = None
     """The matrix products that it consists of."""
+    again: bool = False
+    """Its backward makes the products of its forward again, since it kept nothing of them."""
     backward: Backward = "made"
     """Whether gradients of its inputs are made by a kernel, are that of its result or views of it
     (if the inputs are all as large as that), or are one that all of them get."""

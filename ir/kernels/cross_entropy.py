@@ -19,6 +19,9 @@ from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import FindMessages, Inner, Operands
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
@@ -141,7 +144,7 @@ def _parts_reference(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tenso
         nothing = logits.new_zeros(len(own))
         return torch.full_like(nothing, float("-inf")), nothing, nothing.clone()
     largest = logits.amax(1)
-    total = (logits - largest.unsqueeze(1)).exp().sum(1)
+    total = (logits - largest.unsqueeze(1)).exp_().sum(1)
     inside = (own >= 0) & (own < logits.shape[1])
     picked = logits.gather(1, own.where(inside, 0).unsqueeze(1)).squeeze(1)
     return largest, total, picked.where(inside, 0.0)
@@ -170,9 +173,13 @@ def gradient(
     0 where a token does not count."""
     logits, (tokens, width) = logits.contiguous(), logits.shape
     if way("cross_entropy", logits) == "torch":
-        share = (logits.to(total.dtype) - largest.unsqueeze(1)).exp() / total.unsqueeze(1)
-        hit = torch.arange(width, device=logits.device) == (target - start).unsqueeze(1)
-        return ((share - hit.to(share.dtype)) * weight.unsqueeze(1)).to(logits.dtype)
+        back = (logits.to(total.dtype) - largest.unsqueeze(1)).exp_().div_(total.unsqueeze(1))
+        own = target - start
+        inside = (own >= 0) & (own < width)
+        if width:
+            less = -inside.to(back.dtype).unsqueeze(1)
+            back.scatter_add_(1, own.where(inside, 0).unsqueeze(1), less)
+        return back.mul_(weight.to(back.dtype).unsqueeze(1)).to(logits.dtype)
     out = torch.empty_like(logits)
     if (logits.data_ptr() - out.data_ptr()) % 16:
         logits = logits.clone()
@@ -315,6 +322,24 @@ def _rule(op: Op, graph: Graph) -> Rule:
     return make_rule(op, graph, inputs, outputs, joined="v", plain="v")
 
 
+def class_messages(index: int, dim: int) -> FindMessages:
+    """What ranks tell each other of each token that have parts of the classes, a dim of an input:
+    the largest logit, then the sum and the target's; nothing in backward."""
+
+    def find(
+        op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+    ) -> tuple[Inner, ...]:
+        placed, row = strategy.inputs[index], outputs[1].nbytes
+        if not isinstance(placed, Shard) or placed.dim != dim:
+            return ()
+        return (
+            Inner(Primitive.ALL_REDUCE, row, 1, backward=False),
+            Inner(Primitive.ALL_REDUCE, 2 * row, 1, backward=False),
+        )
+
+    return find
+
+
 OPERATORS = {
     "cross_entropy": (cross_entropy, reference),
     "cross_entropy_total": (cross_entropy_total, total_reference),
@@ -325,6 +350,7 @@ FACTS = {
         rule=_rule,
         fused=True,
         torch_passes=5.0,
+        messages=class_messages(0, 1),
         form=own_classes("cross_entropy_total"),
     ),
 }
