@@ -57,8 +57,6 @@ def input_work(op: LocalOp) -> KernelWork | None:
     gemms = tuple(g.for_input(window) for g in _gemms(op))
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
-    if facts(op.target).again:
-        flops, gemms = flops + _flops(op), gemms + _gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
     passed += 2 * inside_bytes(op, at_once=False)
     return _work(op, flops, op.output_bytes + _saved(op) + grads + passed, gemms)

@@ -18,7 +18,7 @@ from torch.library import custom_op
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.gemm import matrix_products
 from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
-from meshwright.ir.graph.op_facts import OpFacts, Shape
+from meshwright.ir.graph.op_facts import InnerCall, OpFacts, Shape
 from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.graph.rules import Rule, make_rule
@@ -200,6 +200,17 @@ def _inside(shapes: Sequence[Shape]) -> tuple[int, int]:
     return tokens * classes, 2 * rows_at_once(tokens, width, classes) * classes
 
 
+def _calls(shapes: Sequence[Shape]) -> tuple[InnerCall, ...]:
+    """The product and its loss: chunks of it take as long as the whole."""
+    (tokens, width), (classes, _) = shapes[:2]
+    logits, product = (tokens, classes), "aten.linear.default"
+    loss, count = "meshwright.cross_entropy_total.default", 2.0 * tokens * classes * width
+    return (
+        InnerCall(product, (0, 1), logits, count),
+        InnerCall(loss, (logits, 2), (tokens,), 5.0 * tokens * classes),
+    )
+
+
 OPERATORS = {"linear_cross_entropy": (linear_cross_entropy, reference)}
 FACTS = {
     "meshwright.linear_cross_entropy": OpFacts(
@@ -210,7 +221,7 @@ FACTS = {
         products=matrix_products(transposed=True),
         autocast="float32",
         inside=_inside,
-        again=True,
+        made_of=_calls,
         messages=whole.class_messages(1, 0),
         form=own_classes("linear_cross_entropy", 1, 0),
     ),
