@@ -58,12 +58,12 @@ def read(build: Build, width: int, target: int) -> Read:
 
 def groups(module: ModuleType) -> Iterator[tuple[tuple[str, str, int], list[Read]]]:
     """By kernel, type and target, the code of all widths."""
-    name = module.__name__.rpartition(".")[2]
     found: dict[tuple[str, str, int], list[Read]] = {}
     for element, width in product(ELEMENTS, getattr(module, "WIDTHS", WIDTHS)):
         for build, target in product(module.builds(element, width), PROCESSORS):
             told = [f"{key}={value}" for key, value in build.constants.items() if key in _TOLD]
-            title = f"{name} `{build.kernel.__name__}` {', '.join(told)}".strip()
+            file = build.kernel.__module__.partition(".kernels.")[2]
+            title = f"{file} `{build.kernel.__name__}` {', '.join(told)}".strip()
             found.setdefault((title, element, target), []).append(read(build, width, target))
     yield from found.items()
 

@@ -3,10 +3,17 @@ and that the reader sees where that is not so."""
 
 import pytest
 
-from meshwright.ir.kernels import bucket, cross_entropy, load_all, swiglu
+from meshwright.ir.kernels import (
+    bucket,
+    cross_entropy,
+    gather_linear,
+    linear_scatter,
+    load_all,
+    swiglu,
+)
 from meshwright.ir.launch import Build
 from meshwright.testing.copy_share import broken, busiest, copy_share, round_trips
-from meshwright.testing.machine_code import WIDTHS, Instruction, way_through
+from meshwright.testing.machine_code import WIDTHS, Instruction, machine_code, way_through
 
 pytest.importorskip("triton")
 BOUND = [
@@ -21,6 +28,17 @@ BOUND = [
 @pytest.mark.parametrize(("name", "build"), BOUND, ids=[name for name, _ in BOUND])
 def test_what_memory_bounds_reaches_a_copys_speed(name, build):
     assert broken(copy_share(build, 90)) == ""
+
+
+@pytest.mark.parametrize("file", [gather_linear, linear_scatter])
+def test_products_spill_nothing_and_store_whole_rows(file):
+    """Also with the weight transposed."""
+    builds = [build for build in file.builds("bf16", 4096) if not build.moves]
+    assert len(builds) == 2
+    for build in builds:
+        code = machine_code(build, 90)
+        assert code.spills() == code.spilled_bytes == 0
+        assert {i.name for i in code.accesses() if i.writes_memory} == {"STG.E.128"}
 
 
 def test_rows_of_an_odd_width_are_among_them():
