@@ -23,6 +23,7 @@ class _Total(torch.autograd.Function):
         largest, total, picked = _of_all(comm, parts(logits, target, start), axes)
         ctx.save_for_backward(logits, target, largest, total)
         ctx.start, ctx.ignore_index = start, ignore_index
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(largest, total)
         return total_of((largest, total, picked), target, classes, ignore_index), largest, total
 
@@ -55,6 +56,7 @@ class _LinearTotal(torch.autograd.Function):
         largest, total, picked = _of_all(comm, found, axes)
         ctx.save_for_backward(x, weight, target, largest, total)
         ctx.start, ctx.ignore_index = start, ignore_index
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(largest, total)
         return total_of((largest, total, picked), target, classes, ignore_index), largest, total
 

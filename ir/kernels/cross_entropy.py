@@ -214,6 +214,7 @@ def _shapes(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs, *output[1:])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -273,6 +274,7 @@ def _total_shapes(
 
 def _save_total(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.set_materialize_grads(False)
     ctx.ignore_index = inputs[2]
     ctx.mark_non_differentiable(*output[1:])
 

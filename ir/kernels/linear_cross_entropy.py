@@ -120,6 +120,7 @@ def _shapes(
 def _save(ctx, inputs, output):
     ctx.save_for_backward(inputs[0].contiguous(), *inputs[1:3], *output[1:])
     ctx.ignore_index = inputs[3]
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
 
 

@@ -39,7 +39,8 @@ def product_kernel(
     along, down, BIASED: tl.constexpr, ELEMENT: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`slots` and `signals`: addresses per rank, which 16 divides; `done`: zeros, to count tiles of each part."""
+    """`slots` and `signals`: addresses per rank, which 16 divides; `done`: zeros, to count tiles of
+    each part."""
     tiles = tl.cdiv(rows, ROWS) * tl.cdiv(n, COLUMNS)
     for turn in range(tl.program_id(0), tiles * ranks, tl.num_programs(0)):
         rank = (own + 1 + turn // tiles) % ranks

@@ -179,6 +179,7 @@ def _backward_shapes(
 
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[0], inputs[1], output[1])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
 
 
@@ -188,10 +189,13 @@ def _differentiate(ctx, grad_out, _):
 
 def _save_added(ctx, inputs, output) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
 
 
 def _differentiate_added(ctx, grad_total, grad_out, _):
+    if grad_out is None:  # nobody reads the norm
+        return grad_total, grad_total, None, None
     back, to_gain = rms_norm_backward(grad_total, grad_out, *ctx.saved_tensors)
     return back, back, to_gain, None
 

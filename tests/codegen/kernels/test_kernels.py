@@ -98,3 +98,21 @@ def test_gelu_has_the_dtype_of_the_product_whose_bias_it_adds():
         assert back.dtype == value.dtype
         by = torch.autograd.grad(wanted.sum(), other, retain_graph=True)[0]
         torch.testing.assert_close(back.double(), by, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kernel", ["add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_norm_of_which_one_result_is_read(kernel, read):
+    torch.manual_seed(0)
+    width = {"add_rms_norm": 1, "add_layer_norm": 2}[kernel]
+    given = [torch.randn(3, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    given += [torch.randn(8, dtype=torch.float64, requires_grad=True) for _ in range(width)]
+    operator, reference = OPERATORS[kernel]
+    found, wanted = (
+        torch.autograd.grad(f(*given, 1e-5)[read].square().sum(), given, allow_unused=True)
+        for f in (operator, reference)
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
