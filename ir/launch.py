@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -60,8 +60,8 @@ def block(width: int) -> int:
 
 
 def warps(width: int) -> int:
-    """Threads grow with the row: at most 16 elements each, up to 512 threads."""
-    return min(16, max(1, block(width) // 512))
+    """Threads grow with the row: 8 elements each, up to 512 threads."""
+    return min(16, max(1, block(width) // 256))
 
 
 def grid(x: Tensor) -> tuple[int]:
@@ -69,12 +69,18 @@ def grid(x: Tensor) -> tuple[int]:
     return (-(-x.numel() // ELEMENTS),)
 
 
-def programs(x: Tensor, rows: int) -> int:
-    """Programs that share all rows where each sums over its own: a few per processor."""
+def programs(x: Tensor, rows: int, width: int = 2048) -> int:
+    """Programs that share all rows where each sums over its own: so many per processor as keep
+    memory busy, and no more, since each writes a sum as wide as a row."""
     if not x.is_cuda:
         return min(rows, 4)
     count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
-    return min(rows, 4 * count)
+    return min(rows, each(width) * count)
+
+
+def each(width: int) -> int:
+    """How many of these programs a processor gets."""
+    return max(1, min(6, 8192 // block(width)))
 
 
 def held_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -94,11 +100,26 @@ def element(dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A kernel to be compiled without a device: types of its parameters, values of constants."""
+    """A kernel to be compiled without a device: types of its parameters, values of constants.
+
+    `values`: of its numbers, as they are at such a width; a launch compiles what 16 divides as
+    such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
+    cannot do without; 0 where products bound it. `cached`: bytes beside these that all programs
+    read, such as a norm's gain, which stay near. `filled`: the part of its lanes that it needs.
+    `most`: programs that a launch has per processor.
+    """
 
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
+    values: dict[str, int] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 3
+    moves: float = 0.0
+    cached: float = 0.0
+    filled: float = 1.0
+    looped: bool = False
+    most: int = 32
 
 
 __all__ = [

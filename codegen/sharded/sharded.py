@@ -14,7 +14,7 @@ from meshwright.codegen.sharded.halo import windowed
 from meshwright.codegen.sharded.noise import drop, each_sample, noise, random_slope
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.codegen.sharded.statistics import batch_norm
-from meshwright.codegen.sharded.vocabulary import cross_entropy_total
+from meshwright.codegen.sharded.vocabulary import cross_entropy_total, linear_cross_entropy
 from meshwright.ir.kernels import load
 
 
@@ -233,6 +233,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.bags_looked_up": bags_looked_up,
     "sharded.cross_entropy_sum": cross_entropy_sum,
     "sharded.cross_entropy_total": cross_entropy_total,
+    "sharded.linear_cross_entropy": linear_cross_entropy,
     "sharded.batch_norm": batch_norm,
     "sharded.index": index,
     "sharded.experts": experts,

@@ -2,13 +2,17 @@
 
 # mypy: disallow-untyped-defs=False
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
+from meshwright.ir.kernels import linear_cross_entropy as linear_cross_entropy_kernel
 from meshwright.ir.kernels.cross_entropy import parts, total_gradient, total_of
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Per token the largest logit, the sum relative to it, and the target's."""
 
 
 class _Total(torch.autograd.Function):
@@ -16,16 +20,10 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, target, comm, axes, start, classes, ignore_index):
-        own, total, picked = parts(logits, target, start)
-        largest = own
-        for axis in axes:
-            largest = comm.max_over(largest, axis)
-        sums = torch.stack([total * (own - largest).exp(), picked])
-        for axis in axes:
-            sums = comm.all_reduce(sums, axis, "identity")
-        total, picked = sums.unbind(0)
+        largest, total, picked = _of_all(comm, parts(logits, target, start), axes)
         ctx.save_for_backward(logits, target, largest, total)
         ctx.start, ctx.ignore_index = start, ignore_index
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(largest, total)
         return total_of((largest, total, picked), target, classes, ignore_index), largest, total
 
@@ -33,6 +31,41 @@ class _Total(torch.autograd.Function):
     def backward(ctx, grad, *_):
         back = total_gradient(grad, ctx.saved_tensors, ctx.start, ctx.ignore_index)
         return back, None, None, None, None, None, None
+
+
+def _of_all(comm: Comm, found: Parts, axes: Sequence[str]) -> Parts:
+    """What all ranks' classes have together."""
+    own, total, picked = found
+    largest = own
+    for axis in axes:
+        largest = comm.max_over(largest, axis)
+    sums = torch.stack([total * (own - largest).exp(), picked])
+    for axis in axes:
+        sums = comm.all_reduce(sums, axis, "identity")
+    total, picked = sums.unbind(0)
+    return largest, total, picked
+
+
+class _LinearTotal(torch.autograd.Function):
+    """The same of a product whose logits are made some rows at a time, each way."""
+
+    @staticmethod
+    def forward(ctx, x, weight, target, comm, axes, start, classes, ignore_index):
+        x = x.contiguous()
+        found = linear_cross_entropy_kernel.parts(x, weight, target, start)
+        largest, total, picked = _of_all(comm, found, axes)
+        ctx.save_for_backward(x, weight, target, largest, total)
+        ctx.start, ctx.ignore_index = start, ignore_index
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(largest, total)
+        return total_of((largest, total, picked), target, classes, ignore_index), largest, total
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        back = linear_cross_entropy_kernel.total_gradients(
+            grad, ctx.saved_tensors, ctx.start, ctx.ignore_index
+        )
+        return *back, None, None, None, None, None, None
 
 
 def cross_entropy_total(
@@ -50,3 +83,21 @@ def cross_entropy_total(
     assert logits.shape[1] == size
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Total.apply
     return apply(logits, target, comm, axes, start, classes, ignore_index)
+
+
+def linear_cross_entropy(
+    comm: Comm,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    axes: tuple[str, ...],
+    start: int,
+    size: int,
+    classes: int,
+    ignore_index: int = -100,
+) -> Parts:
+    """`meshwright.linear_cross_entropy` of a weight [size, width], rows from `start` of `classes`;
+    the sum is whole on every rank, x's gradient one summand of it."""
+    assert len(weight) == size
+    apply: Callable[..., Parts] = _LinearTotal.apply
+    return apply(x, weight, target, comm, axes, start, classes, ignore_index)

@@ -20,6 +20,7 @@ from meshwright.costmodel.ops.kernel_work import (
     weight_work,
 )
 from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.costmodel.ops.made_of import calls_of
 from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
 from meshwright.ir.ops import facts
@@ -93,6 +94,8 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         back = float(op.differentiable)
         return dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
+    if calls := calls_of(op):
+        return _one_after_the_other([formula(call, device) for call in calls])
     op = as_multiplied(op)
     scaled = is_scaled(op) and op.dtype != AS_IT_IS
     forward_s, input_s, own_s = scaling_s(op, device) if scaled else (0.0, 0.0, 0.0)
@@ -111,6 +114,21 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         curve.band,
     )
     return dispatched(time, device, 1.0, float(wanted_inputs(op)), 2.0 * weights)
+
+
+def _one_after_the_other(times: Sequence[OpTime]) -> OpTime:
+    """The sum; the backward begins with all but the last again."""
+    again = times[:-1]
+    return OpTime(
+        sum(t.forward_s for t in times),
+        sum(t.backward_input_s for t in times) + sum(t.forward_s for t in again),
+        sum(t.backward_weight_s for t in times),
+        worst_source([t.source for t in times]),
+        max(t.band for t in times),
+        sum(t.forward_dispatch_s for t in times),
+        sum(t.input_dispatch_s for t in times) + sum(t.forward_dispatch_s for t in again),
+        sum(t.weight_dispatch_s for t in times),
+    )
 
 
 def with_dispatch(op: LocalOp, device: DeviceType, kernels: OpTime) -> OpTime:

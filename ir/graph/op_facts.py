@@ -25,8 +25,21 @@ Shares = Literal["by class", "strided", "if it can"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 """From the shapes of a rank's operands."""
+FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
+"""From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
 MakeForm = Callable[[OpSite, Form], Form]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerCall:
+    """An operator that another one calls."""
+
+    target: str
+    operands: tuple[int | Shape, ...]
+    """Inputs of the other one by number, or shapes of what the call before made."""
+    made: Shape
+    flops: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +66,9 @@ class OpFacts:
     to those of the plan's precision."""
     products: CountProducts | None = None
     """The matrix products that it consists of."""
+    made_of: FindCalls | None = None
+    """The calls that it is made of, which it is then priced as. What one makes for the next is not
+    kept: the backward makes all but the last again."""
     backward: Backward = "made"
     """Whether gradients of its inputs are made by a kernel, are that of its result or views of it
     (if the inputs are all as large as that), or are one that all of them get."""

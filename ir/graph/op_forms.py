@@ -85,12 +85,13 @@ def own_part(site: OpSite, index: int, dim: int) -> dict[str, Value]:
     return {"axes": tuple(splits), "start": start, "size": size}
 
 
-def own_classes(target: str) -> MakeForm:
-    """Call a loss of `codegen.sharded.sharded` where the classes of its logits are split."""
+def own_classes(target: str, index: int = 0, dim: int = 1) -> MakeForm:
+    """Call a loss of `codegen.sharded.sharded` where the classes are split, which are a dim of its
+    logits or of another input."""
 
     def make(site: OpSite, form: Form) -> Form:
-        own = own_part(site, 0, 1)
-        return sharded(form, target, **own, classes=site.input(0).shape[1]) if own else form
+        own = own_part(site, index, dim)
+        return sharded(form, target, **own, classes=site.input(index).shape[dim]) if own else form
 
     return make
 

@@ -31,6 +31,8 @@ class Rule:
     joined: frozenset[str] = frozenset()
     """Factors over which the generated code communicates inside the op: outputs without such a
     factor are whole, not sums."""
+    summed: frozenset[int] = frozenset()
+    """Inputs without a joined factor whose gradient the generated code leaves as summands."""
     plain: frozenset[str] = frozenset()
     """Factors that are split only into runs of consecutive elements (no `outer`)."""
     added: frozenset[int] = frozenset()
@@ -117,6 +119,7 @@ def make_rule(
     batch: Iterable[str] = (),
     joined: Iterable[str] = (),
     plain: Iterable[str] = (),
+    summed: Iterable[int] = (),
     added: Iterable[int] = (),
     linear: Iterable[Iterable[int]] = (),
     free: Iterable[int] = (),
@@ -139,6 +142,7 @@ def make_rule(
         batch=frozenset(kept & set(batch)),
         joined=frozenset(joined),
         plain=frozenset(plain),
+        summed=frozenset(summed),
         added=frozenset(added),
         linear=tuple(frozenset(group) for group in linear),
         free=frozenset(free),

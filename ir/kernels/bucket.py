@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.launch import ELEMENTS, Build, element, jit, tl, way, wide
+from meshwright.ir.aligned import count_of, lies_whole, run_of
+from meshwright.ir.launch import Build, element, jit, tl, way, wide
 
 COLUMNS = 5
 """Of the table: tensor, its first element, how many, their place in the flat tensor, room there."""
+PIECE = 4096
+"""Elements that one program moves."""
 
 
 def table(sizes: Sequence[int], chunks: Sequence[int], ranks: int) -> Tensor:
@@ -26,10 +29,10 @@ def table(sizes: Sequence[int], chunks: Sequence[int], ranks: int) -> Tensor:
     for index, (size, chunk) in enumerate(zip(sizes, chunks, strict=True)):
         for rank in range(ranks):
             own = min(max(size - rank * chunk, 0), chunk)
-            for start in range(0, chunk, ELEMENTS):
-                count, room = max(own - start, 0), min(chunk - start, ELEMENTS)
+            for start in range(0, chunk, PIECE):
+                count, room = max(own - start, 0), min(chunk - start, PIECE)
                 to = rank * width + before + start
-                rows.append((index, rank * chunk + start, min(count, ELEMENTS), to, room))
+                rows.append((index, rank * chunk + start, min(count, PIECE), to, room))
         before += chunk
     return torch.tensor(rows, dtype=torch.int64).view(-1, COLUMNS)
 
@@ -55,28 +58,48 @@ def unpacked(flat: Tensor, tensors: Sequence[Tensor], chunks: Sequence[int]) -> 
 
 
 @jit
+def _pack(
+    source, flat, first, count, room, scale, SOURCE: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    value = tl.load(run_of(source, SOURCE, WHOLE) + at, at < count_of(count, WHOLE), 0.0)
+    made = (value.to(WIDE) * scale).to(flat.dtype.element_ty)
+    tl.store(flat + count_of(first, WHOLE) + at, made, at < count_of(room, WHOLE))
+
+
+@jit
 def pack_kernel(
     addresses, rows, flat, scale, SOURCE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr
 ):
     """Room that no tensor fills gets zeros, so nobody has to clear the flat tensor before."""
     row = rows + tl.program_id(0).to(tl.int64) * 5
-    address = tl.load(addresses + tl.load(row))
-    source = address.to(tl.pointer_type(SOURCE)) + tl.load(row + 1)
+    address, room = tl.load(addresses + tl.load(row)), tl.load(row + 4)
+    source = address + tl.load(row + 1) * (SOURCE.primitive_bitwidth // 8)
+    to, count = tl.load(row + 3), tl.where(address == 0, 0, tl.load(row + 2))
+    if lies_whole(source, to | count | room):
+        _pack(source, flat, to, count, room, scale, SOURCE, True, BLOCK, WIDE)
+    else:
+        _pack(source, flat, to, count, room, scale, SOURCE, False, BLOCK, WIDE)
+
+
+@jit
+def _unpack(flat, first, to, count, TARGET: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    count = tl.where(address == 0, 0, tl.load(row + 2))
-    value = tl.load(source + at, at < count, 0.0).to(WIDE) * scale
-    to = flat + tl.load(row + 3) + at
-    tl.store(to, value.to(flat.dtype.element_ty), at < tl.load(row + 4))
+    inside = at < count_of(count, WHOLE)
+    value = tl.load(flat + count_of(first, WHOLE) + at, inside, 0.0)
+    tl.store(run_of(to, TARGET, WHOLE) + at, value.to(TARGET), inside)
 
 
 @jit
 def unpack_kernel(addresses, rows, flat, TARGET: tl.constexpr, BLOCK: tl.constexpr):
     row = rows + tl.program_id(0).to(tl.int64) * 5
-    target = tl.load(addresses + tl.load(row)).to(tl.pointer_type(TARGET)) + tl.load(row + 1)
-    at = tl.arange(0, BLOCK)
-    inside = at < tl.load(row + 2)
-    value = tl.load(flat + tl.load(row + 3) + at, inside, 0.0)
-    tl.store(target + at, value.to(TARGET), inside)
+    first, count = tl.load(row + 3), tl.load(row + 2)
+    to = tl.load(addresses + tl.load(row)) + tl.load(row + 1) * (TARGET.primitive_bitwidth // 8)
+    if lies_whole(to, first | count):
+        _unpack(flat, first, to, count, TARGET, True, BLOCK)
+    else:
+        _unpack(flat, first, to, count, TARGET, False, BLOCK)
 
 
 @custom_op("meshwright::bucket_pack", mutates_args=())
@@ -92,7 +115,7 @@ def pack(
         return packed(given, flat, chunks, scale)
     flat = torch.empty(shape, dtype=dtype, device=rows.device)
     pack_kernel[(len(rows),)](
-        addresses_of(given, rows), rows, flat, scale, SOURCE=element(source.dtype), BLOCK=ELEMENTS,
+        addresses_of(given, rows), rows, flat, scale, SOURCE=element(source.dtype), BLOCK=PIECE,
         WIDE=wide(source.dtype),
     )  # fmt: skip
     return flat
@@ -107,7 +130,7 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor], rows: Tensor, chunks: Sequen
     assert all(x.is_contiguous() for x in tensors)
     unpack_kernel[(len(rows),)](
         addresses_of(tensors, rows), rows, flat.contiguous(), TARGET=element(tensors[0].dtype),
-        BLOCK=ELEMENTS,
+        BLOCK=PIECE,
     )  # fmt: skip
 
 
@@ -136,6 +159,7 @@ def builds(name: str, width: int) -> Iterator[Build]:
     """For tensors of `name`, such as bf16, which go into float32 and come from it."""
     source = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
     given = {"addresses": "*i64", "rows": "*i64", "flat": "*fp32"}
-    constants = {"SOURCE": source, "BLOCK": ELEMENTS, "WIDE": tl.float32}
-    yield Build(pack_kernel, {**given, "scale": "fp32"}, constants)
-    yield Build(unpack_kernel, given, {"TARGET": source, "BLOCK": ELEMENTS})
+    constants = {"SOURCE": source, "BLOCK": PIECE, "WIDE": tl.float32}
+    moves = PIECE * (source.primitive_bitwidth // 8 + 4)
+    yield Build(pack_kernel, {**given, "scale": "fp32"}, constants, moves=moves)
+    yield Build(unpack_kernel, given, {"TARGET": source, "BLOCK": PIECE}, moves=moves)

@@ -16,19 +16,22 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from meshwright.ir.aligned import count_of, lies_whole, run_of
 from meshwright.ir.kernels.bucket import addresses_of
-from meshwright.ir.launch import ELEMENTS, Build, element, held_dtype, jit, tl, way, wide
+from meshwright.ir.launch import Build, element, held_dtype, jit, tl, way, wide
 
 ADAM, SGD = 8, 6
 """How many numbers a step has."""
+PIECE = 2048
+"""Elements that one program updates."""
 
 
 def table(sizes: Sequence[int]) -> Tensor:
     """Tensor, first element and count of what each program updates."""
     rows = [
-        (index, start, min(size - start, ELEMENTS))
+        (index, start, min(size - start, PIECE))
         for index, size in enumerate(sizes)
-        for start in range(0, size, ELEMENTS)
+        for start in range(0, size, PIECE)
     ]
     return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
 
@@ -95,29 +98,30 @@ def sgd_reference(
 
 
 @jit
-def _piece(row, addresses, TYPE: tl.constexpr):
-    """Where the piece of one of the tensors begins."""
-    return tl.load(addresses + tl.load(row)).to(tl.pointer_type(TYPE)) + tl.load(row + 1)
+def _place(row, addresses, TYPE: tl.constexpr):
+    """The address at which the piece of one of the tensors begins."""
+    return tl.load(addresses + tl.load(row)) + tl.load(row + 1) * (TYPE.primitive_bitwidth // 8)
 
 
 @jit
-def adam_kernel(
-    rows, params, grads, means, squares, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, OVER: tl.constexpr,
+def _adam(
+    param, mean_at, square_at, grad_at, count, numbers, factor, PARAM: tl.constexpr,
+    GRAD: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    OVER: tl.constexpr,
 ):  # fmt: skip
-    row = rows + tl.program_id(0).to(tl.int64) * 3
     at = tl.arange(0, BLOCK)
-    inside = at < tl.load(row + 2)
-    to_param, to_mean = _piece(row, params, PARAM) + at, _piece(row, means, PARAM) + at
-    to_square, to_grad = _piece(row, squares, PARAM) + at, _piece(row, grads, GRAD) + at
-    scale = tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
+    inside = at < count_of(count, WHOLE)
+    to_param, to_mean = run_of(param, PARAM, WHOLE) + at, run_of(mean_at, PARAM, WHOLE) + at
+    to_square, to_grad = run_of(square_at, PARAM, WHOLE) + at, run_of(grad_at, GRAD, WHOLE) + at
     value = tl.load(to_param, inside, 0.0).to(WIDE)
-    grad = tl.load(to_grad, inside, 0.0).to(WIDE) * scale
+    grad = tl.load(to_grad, inside, 0.0).to(WIDE)
+    mean = tl.load(to_mean, inside, 0.0).to(WIDE)
+    square = tl.load(to_square, inside, 0.0).to(WIDE)
+    grad *= tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
     grad += tl.load(numbers + 2).to(WIDE) * value
     first, second = tl.load(numbers + 3), tl.load(numbers + 4)
-    mean = tl.load(to_mean, inside, 0.0).to(WIDE)
     mean += (1.0 - first).to(WIDE) * (grad - mean)
-    square = second.to(WIDE) * tl.load(to_square, inside, 0.0).to(WIDE)
+    square = second.to(WIDE) * square
     square += (1.0 - second).to(WIDE) * grad * grad
     below = tl.sqrt(square) / tl.load(numbers + 7).to(WIDE) + tl.load(numbers + 5).to(WIDE)
     value = tl.load(numbers + 1).to(WIDE) * value - tl.load(numbers + 6).to(WIDE) * mean / below
@@ -129,21 +133,40 @@ def adam_kernel(
 
 
 @jit
-def sgd_kernel(
-    rows, params, grads, buffers, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, HEAVY: tl.constexpr, OVER: tl.constexpr,
+def adam_kernel(
+    rows, params, grads, means, squares, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     row = rows + tl.program_id(0).to(tl.int64) * 3
+    param, mean = _place(row, params, PARAM), _place(row, means, PARAM)
+    square, grad = _place(row, squares, PARAM), _place(row, grads, GRAD)
+    count = tl.load(row + 2)
+    if lies_whole(param | mean | square | grad, count):
+        _adam(
+            param, mean, square, grad, count, numbers, factor, PARAM, GRAD, True, BLOCK, WIDE, OVER
+        )
+    else:
+        _adam(
+            param, mean, square, grad, count, numbers, factor, PARAM, GRAD, False, BLOCK, WIDE, OVER
+        )
+
+
+@jit
+def _sgd(
+    param, grad_at, buffer, count, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, HEAVY: tl.constexpr,
+    OVER: tl.constexpr,
+):  # fmt: skip
     at = tl.arange(0, BLOCK)
-    inside = at < tl.load(row + 2)
-    to_param, to_grad = _piece(row, params, PARAM) + at, _piece(row, grads, GRAD) + at
-    scale = tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
+    inside = at < count_of(count, WHOLE)
+    to_param, to_grad = run_of(param, PARAM, WHOLE) + at, run_of(grad_at, GRAD, WHOLE) + at
     value = tl.load(to_param, inside, 0.0).to(WIDE)
-    grad = tl.load(to_grad, inside, 0.0).to(WIDE) * scale
+    grad = tl.load(to_grad, inside, 0.0).to(WIDE)
+    grad *= tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
     grad += tl.load(numbers + 1).to(WIDE) * value
     if HEAVY:
         momentum = tl.load(numbers + 3).to(WIDE)
-        to_buffer = _piece(row, buffers, PARAM) + at
+        to_buffer = run_of(buffer, PARAM, WHOLE) + at
         summed = momentum * tl.load(to_buffer, inside, 0.0).to(WIDE)
         summed += tl.load(numbers + 4).to(WIDE) * grad
         tl.store(to_buffer, summed.to(PARAM), inside)
@@ -152,6 +175,26 @@ def sgd_kernel(
     tl.store(to_param, value.to(PARAM), inside)
     if OVER:
         tl.store(to_grad, value.to(PARAM).to(GRAD), inside)
+
+
+@jit
+def sgd_kernel(
+    rows, params, grads, buffers, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, HEAVY: tl.constexpr, OVER: tl.constexpr,
+):  # fmt: skip
+    row = rows + tl.program_id(0).to(tl.int64) * 3
+    param, grad = _place(row, params, PARAM), _place(row, grads, GRAD)
+    buffer = _place(row, buffers, PARAM) if HEAVY else param
+    count = tl.load(row + 2)
+    if lies_whole(param | grad | buffer, count):
+        _sgd(
+            param, grad, buffer, count, numbers, factor, PARAM, GRAD, True, BLOCK, WIDE, HEAVY, OVER
+        )
+    else:
+        _sgd(
+            param, grad, buffer, count, numbers, factor, PARAM, GRAD, False, BLOCK, WIDE, HEAVY,
+            OVER,
+        )  # fmt: skip
 
 
 @custom_op("meshwright::adam_update", mutates_args=("params", "grads", "means", "squares"))
@@ -166,7 +209,7 @@ def adam_update(
     where = [addresses_of(x, rows) for x in (params, grads, means, squares)]
     adam_kernel[(len(rows),)](
         rows, *where, numbers.to(rows.device, non_blocking=True), factor,
-        PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=ELEMENTS,
+        PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=PIECE,
         WIDE=wide(params[0].dtype), OVER=over,
     )  # fmt: skip
 
@@ -183,7 +226,7 @@ def sgd_update(
     where = [addresses_of(x, rows) for x in (params, grads, buffers or params)]
     sgd_kernel[(len(rows),)](
         rows, *where, numbers.to(rows.device, non_blocking=True), factor,
-        PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=ELEMENTS,
+        PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=PIECE,
         WIDE=wide(params[0].dtype), HEAVY=bool(buffers), OVER=over,
     )  # fmt: skip
 
@@ -222,10 +265,13 @@ def builds(name: str, width: int) -> Iterator[Build]:
     kind = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
     tables = dict.fromkeys(("rows", "params", "grads"), "*i64")
     numbers = {"numbers": "*fp64", "factor": "*fp32"}
-    constants = {"PARAM": kind, "GRAD": kind, "BLOCK": ELEMENTS, "WIDE": tl.float32}
+    constants = {"PARAM": kind, "GRAD": kind, "BLOCK": PIECE, "WIDE": tl.float32}
+    once = PIECE * kind.primitive_bitwidth // 8
     for over in (False, True):
         own = {**constants, "OVER": over}
-        yield Build(adam_kernel, {**tables, "means": "*i64", "squares": "*i64", **numbers}, own)
+        given = {**tables, "means": "*i64", "squares": "*i64", **numbers}
+        yield Build(adam_kernel, given, own, moves=(7 + over) * once)
         for heavy in (False, True):
             given = {**tables, "buffers": "*i64", **numbers}
-            yield Build(sgd_kernel, given, {**own, "HEAVY": heavy})
+            moves = (3 + over + 2 * heavy) * once
+            yield Build(sgd_kernel, given, {**own, "HEAVY": heavy}, moves=moves)

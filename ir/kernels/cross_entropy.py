@@ -19,10 +19,15 @@ from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import FindMessages, Inner, Operands
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
-COLUMNS = 4096
+WIDTHS = (32_000, 50_257, 50_304)
+"""Vocabularies whose machine code is read: Llama-2's, GPT-2's, and that made even."""
+COLUMNS = 2048
 """Of a row, that a program holds at once."""
 
 
@@ -35,29 +40,59 @@ def reference(logits: Tensor, target: Tensor) -> Tensor:
 
 
 @jit
+def _row(logits, row, width, LANES: tl.constexpr):
+    """Of a row: where it begins, elements before 16 divides an address, that address, and how many
+    there are from it on in whole groups of 16 bytes. Rows of an odd width begin anywhere."""
+    first = logits + row * width
+    lead = (-first.to(tl.int64) % 16) // (16 // LANES)
+    lead = tl.minimum(tl.where(lead < 0, lead + LANES, lead), width).to(tl.int32)
+    return first, lead, tl.multiple_of(first + lead, 16), (width - lead) // LANES * LANES
+
+
+@jit
+def _edges(lead, inner, width, LANES: tl.constexpr):
+    """The places before and after the whole groups, and which of them are some."""
+    at = tl.arange(0, 2 * LANES)
+    place = tl.where(at < LANES, at, lead + inner + at - LANES)
+    return place, tl.where(at < LANES, at < lead, place < width)
+
+
+@jit
 def parts_kernel(
     logits, target, start, largest, total, picked, width, BLOCK: tl.constexpr, WIDE: tl.constexpr
 ):
-    """One program reads a row; the sum is kept relative to the largest so far."""
+    """One program reads a row; each lane keeps its sum relative to its largest so far."""
+    LANES: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0).to(tl.int64)
-    most = tl.full([BLOCK], float("-inf"), WIDE)
-    sums = tl.zeros([BLOCK], WIDE)
-    for begin in range(0, width, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        value = tl.load(logits + row * width + at, at < width, float("-inf")).to(WIDE)
-        more = tl.maximum(most, value)
-        # Where nothing has come yet both are -inf, and so would their difference be no number.
-        old = tl.where(more == float("-inf"), 0.0, tl.exp(most - more))
-        new = tl.where(more == float("-inf"), 0.0, tl.exp(value - more))
-        sums = sums * old + new
-        most = more
-    top = tl.max(most, 0)
+    first, lead, whole, inner = _row(logits, row, width, LANES)
+    place, there = _edges(lead, inner, width, LANES)
+    edge = tl.load(first + place, there, float("-inf")).to(WIDE)
     own = tl.load(target + row) - start
     inside = (own >= 0) & (own < width)
-    there = tl.load(logits + row * width + tl.where(inside, own, 0), inside, 0.0).to(WIDE)
+    hit = tl.load(first + tl.where(inside, own, 0), inside, 0.0).to(WIDE)
+    most = tl.full([BLOCK], float("-inf"), WIDE)
+    sums = tl.zeros([BLOCK], WIDE)
+    at = tl.arange(0, BLOCK)
+    ahead = tl.load(whole + at, at < inner, float("-inf"))
+    for begin in range(BLOCK, inner + BLOCK, BLOCK):
+        value = ahead.to(WIDE)
+        ahead = tl.load(whole + begin + at, begin + at < inner, float("-inf"))
+        more = tl.maximum(most, value, propagate_nan=tl.PropagateNan.ALL)
+        # Where nothing has come yet both are -inf, and so would their difference be no number.
+        lost = tl.where(more == float("-inf"), 0.0, tl.exp(-tl.abs(value - most)))
+        sums = tl.where(value > most, sums * lost + 1.0, sums + lost)
+        most = more
+    top = tl.maximum(tl.max(most, 0), tl.max(edge, 0))
+    added = tl.sum(sums * tl.exp(most - top), 0) + tl.sum(tl.exp(edge - top), 0)
     tl.store(largest + row, top)
-    tl.store(total + row, tl.sum(sums * tl.exp(most - top), 0))
-    tl.store(picked + row, there)
+    tl.store(total + row, added)
+    tl.store(picked + row, hit)
+
+
+@jit
+def _back(value, at, own, largest, inverse, weight, WIDE: tl.constexpr):
+    """The gradient of some logits."""
+    return (tl.exp(value.to(WIDE) - largest) * inverse - (at == own).to(WIDE)) * weight
 
 
 @jit
@@ -65,14 +100,23 @@ def gradient_kernel(
     logits, target, start, largest, total, weight, out, width,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """`logits` and `out` begin at addresses with one remainder by 16."""
+    LANES: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0).to(tl.int64)
+    first, lead, whole, inner = _row(logits, row, width, LANES)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = row * width + at
-    value = tl.load(logits + here, at < width, float("-inf")).to(WIDE)
-    share = tl.exp(value - tl.load(largest + row)) / tl.load(total + row)
-    hit = (at == tl.load(target + row) - start).to(WIDE)
-    back = (share - hit) * tl.load(weight + row)
-    tl.store(out + here, back.to(out.dtype.element_ty), at < width)
+    value = tl.load(whole + at, at < inner, float("-inf"))
+    own, most = tl.load(target + row) - start, tl.load(largest + row)
+    inverse, factor = 1.0 / tl.load(total + row), tl.load(weight + row)
+    back = _back(value, lead + at, own, most, inverse, factor, WIDE)
+    begin = out + row * width
+    to = tl.multiple_of(begin + lead, 16)
+    tl.store(to + at, back.to(out.dtype.element_ty), at < inner)
+    if tl.program_id(1) == 0:
+        place, there = _edges(lead, inner, width, LANES)
+        edge = tl.load(first + place, there, float("-inf"))
+        back_edge = _back(edge, place, own, most, inverse, factor, WIDE)
+        tl.store(begin + place, back_edge.to(out.dtype.element_ty), there)
 
 
 @custom_op("meshwright::cross_entropy_parts", mutates_args=())
@@ -100,7 +144,7 @@ def _parts_reference(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tenso
         nothing = logits.new_zeros(len(own))
         return torch.full_like(nothing, float("-inf")), nothing, nothing.clone()
     largest = logits.amax(1)
-    total = (logits - largest.unsqueeze(1)).exp().sum(1)
+    total = (logits - largest.unsqueeze(1)).exp_().sum(1)
     inside = (own >= 0) & (own < logits.shape[1])
     picked = logits.gather(1, own.where(inside, 0).unsqueeze(1)).squeeze(1)
     return largest, total, picked.where(inside, 0.0)
@@ -129,10 +173,16 @@ def gradient(
     0 where a token does not count."""
     logits, (tokens, width) = logits.contiguous(), logits.shape
     if way("cross_entropy", logits) == "torch":
-        share = (logits.to(total.dtype) - largest.unsqueeze(1)).exp() / total.unsqueeze(1)
-        hit = torch.arange(width, device=logits.device) == (target - start).unsqueeze(1)
-        return ((share - hit.to(share.dtype)) * weight.unsqueeze(1)).to(logits.dtype)
+        back = (logits.to(total.dtype) - largest.unsqueeze(1)).exp_().div_(total.unsqueeze(1))
+        own = target - start
+        inside = (own >= 0) & (own < width)
+        if width:
+            less = -inside.to(back.dtype).unsqueeze(1)
+            back.scatter_add_(1, own.where(inside, 0).unsqueeze(1), less)
+        return back.mul_(weight.to(back.dtype).unsqueeze(1)).to(logits.dtype)
     out = torch.empty_like(logits)
+    if (logits.data_ptr() - out.data_ptr()) % 16:
+        logits = logits.clone()
     gradient_kernel[(tokens, triton.cdiv(width, _columns(width)))](
         logits, target.contiguous(), start, largest, total, weight.to(total.dtype), out, width,
         BLOCK=_columns(width), WIDE=wide(logits.dtype),
@@ -164,6 +214,7 @@ def _shapes(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs, *output[1:])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -223,6 +274,7 @@ def _total_shapes(
 
 def _save_total(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.set_materialize_grads(False)
     ctx.ignore_index = inputs[2]
     ctx.mark_non_differentiable(*output[1:])
 
@@ -272,6 +324,24 @@ def _rule(op: Op, graph: Graph) -> Rule:
     return make_rule(op, graph, inputs, outputs, joined="v", plain="v")
 
 
+def class_messages(index: int, dim: int) -> FindMessages:
+    """What ranks tell each other of each token that have parts of the classes, a dim of an input:
+    the largest logit, then the sum and the target's; nothing in backward."""
+
+    def find(
+        op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+    ) -> tuple[Inner, ...]:
+        placed, row = strategy.inputs[index], outputs[1].nbytes
+        if not isinstance(placed, Shard) or placed.dim != dim:
+            return ()
+        return (
+            Inner(Primitive.ALL_REDUCE, row, 1, backward=False),
+            Inner(Primitive.ALL_REDUCE, 2 * row, 1, backward=False),
+        )
+
+    return find
+
+
 OPERATORS = {
     "cross_entropy": (cross_entropy, reference),
     "cross_entropy_total": (cross_entropy_total, total_reference),
@@ -282,6 +352,7 @@ FACTS = {
         rule=_rule,
         fused=True,
         torch_passes=5.0,
+        messages=class_messages(0, 1),
         form=own_classes("cross_entropy_total"),
     ),
 }
@@ -289,9 +360,13 @@ FACTS = {
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For logits of `element`, such as bf16."""
-    constants = {"BLOCK": _columns(width), "WIDE": tl.float32}
+    block, nbytes = _columns(width), 4 if element == "fp32" else 2
+    constants = {"BLOCK": block, "WIDE": tl.float32}
+    filled = width / (triton.cdiv(width, block) * block)
     given = {"logits": f"*{element}", "target": "*i64", "start": "i64"}
     known = {"largest": "*fp32", "total": "*fp32"}
-    yield Build(parts_kernel, {**given, **known, "picked": "*fp32", "width": "i32"}, constants)
-    last = {"weight": "*fp32", "out": f"*{element}", "width": "i32"}
-    yield Build(gradient_kernel, {**given, **known, **last}, constants)
+    parts = {**given, **known, "picked": "*fp32", "width": "i32"}
+    read, sizes = filled * block * nbytes, {"width": width}
+    yield Build(parts_kernel, parts, constants, sizes, 8, moves=read, filled=filled, looped=True)
+    last = {**given, **known, "weight": "*fp32", "out": f"*{element}", "width": "i32"}
+    yield Build(gradient_kernel, last, constants, sizes, moves=2 * read, filled=filled)

@@ -127,6 +127,8 @@ def builds(name: str, width: int) -> Iterator[Build]:
     given = {"parts": pointer, "signals": "*i32", "epoch": "i32"}
     given |= dict.fromkeys(("weight", "bias", "out"), pointer)
     given |= dict.fromkeys(("rows", "inner", "ranks", "first", "n", "k", "along"), "i32")
-    yield Build(product_kernel, given, {"down": 1, "BIASED": True, **tile(2)})
+    values = dict.fromkeys(("rows", "inner", "n", "k"), width)
+    plain, constants = {**values, "along": width}, {"BIASED": True, **tile(2)}
+    yield Build(product_kernel, given, {"down": 1, **constants}, plain, warps=8)
     turned = {key: kind for key, kind in given.items() if key != "along"} | {"down": "i32"}
-    yield Build(product_kernel, turned, {"along": 1, "BIASED": True, **tile(2)})
+    yield Build(product_kernel, turned, {"along": 1, **constants}, {**values, "down": width}, 8)

@@ -3,6 +3,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,7 +131,7 @@ def layer_norm_backward(
         return _backward_reference(grad_total, grad_out, total, gain, mean, inverse)
     grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
     grad_x = torch.empty_like(total)
-    count = programs(total, rows)
+    count = programs(total, rows, width)
     to_gain, to_bias = inverse.new_empty(count, width), inverse.new_empty(count, width)
     backward_kernel[(count,)](
         grad_out, grad_total, total, gain, mean, inverse, grad_x, to_gain, to_bias, rows, width,
@@ -162,10 +163,14 @@ def _backward_shapes(
 
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2], output[3])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2], output[3])
 
 
 def _differentiate(ctx, grad_total, grad_out, *_):
+    if grad_out is None:  # nobody reads the norm
+        return grad_total, grad_total, None, None, None
+    grad_total = torch.zeros_like(ctx.saved_tensors[0]) if grad_total is None else grad_total
     back, to_gain, to_bias = layer_norm_backward(grad_total, grad_out, *ctx.saved_tensors)
     return back, back, to_gain, to_bias, None
 
@@ -207,10 +212,17 @@ FACTS = {
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
     pointer, constants = f"*{element}", {"BLOCK": block(width), "WIDE": tl.float32}
+    once = width * (4 if element == "fp32" else 2)
+    shape: dict[str, Any] = {
+        "values": {"width": width},
+        "warps": warps(width),
+        "filled": width / block(width),
+    }
     tensors = dict.fromkeys(("x", "residual", "gain", "bias", "total", "out"), pointer)
     rows = {"mean": "*fp32", "inverse": "*fp32"}
-    yield Build(forward_kernel, {**tensors, **rows, "width": "i32", "eps": "fp32"}, constants)
+    whole = {**tensors, **rows, "width": "i32", "eps": "fp32"}
+    yield Build(forward_kernel, whole, constants, moves=4 * once, cached=2 * once, **shape)
     tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
     last = {"grad_x": pointer, "grad_gain": "*fp32", "grad_bias": "*fp32"}
-    sizes = {"rows": "i32", "width": "i32"}
-    yield Build(backward_kernel, {**tensors, **rows, **last, **sizes}, constants)
+    whole = {**tensors, **rows, **last, "rows": "i32", "width": "i32"}
+    yield Build(backward_kernel, whole, constants, moves=4 * once, looped=True, **shape)

@@ -39,7 +39,8 @@ def product_kernel(
     along, down, BIASED: tl.constexpr, ELEMENT: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`slots` and `signals`: addresses per rank; `done`: zeros, to count tiles of each part."""
+    """`slots` and `signals`: addresses per rank, which 16 divides; `done`: zeros, to count tiles of
+    each part."""
     tiles = tl.cdiv(rows, ROWS) * tl.cdiv(n, COLUMNS)
     for turn in range(tl.program_id(0), tiles * ranks, tl.num_programs(0)):
         rank = (own + 1 + turn // tiles) % ranks
@@ -50,7 +51,7 @@ def product_kernel(
         total = product_tile(
             left, row, weight, bias, column, rows, n, k, along, down, BIASED, ROWS, COLUMNS, DEPTH
         )
-        slot = tl.load(slots + rank).to(tl.pointer_type(ELEMENT))
+        slot = tl.multiple_of(tl.load(slots + rank).to(tl.pointer_type(ELEMENT)), 16)
         to = (tl.cast(own, tl.int64) * rows + row[:, None]) * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)
         tl.store(slot + to, total.to(ELEMENT), inside)
@@ -104,8 +105,12 @@ def builds(name: str, width: int) -> Iterator[Build]:
     given = dict.fromkeys(("x", "weight", "bias"), pointer)
     given |= {"slots": "*i64", "signals": "*i64", "done": "*i32", "epoch": "i32"}
     given |= dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k", "along"), "i32")
-    yield Build(product_kernel, given, {"down": 1, "BIASED": True, "ELEMENT": kind, **tile(2)})
+    values = dict.fromkeys(("rows", "inner", "n", "k"), width)
+    plain, constants = {**values, "along": width}, {"BIASED": True, "ELEMENT": kind, **tile(2)}
+    yield Build(product_kernel, given, {"down": 1, **constants}, plain, warps=8)
     turned = {key: held for key, held in given.items() if key != "along"} | {"down": "i32"}
-    yield Build(product_kernel, turned, {"along": 1, "BIASED": False, "ELEMENT": kind, **tile(2)})
+    constants |= {"BIASED": False}
+    yield Build(product_kernel, turned, {"along": 1, **constants}, {**values, "down": width}, 8)
     last = {"slot": pointer, "signals": "*i32", "epoch": "i32", "out": pointer, "count": "i64"}
-    yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS})
+    moves, count = 5 * COLUMNS * kind.primitive_bitwidth // 8, {"count": 16 * width}
+    yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS}, count, moves=moves)

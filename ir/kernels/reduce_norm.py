@@ -2,7 +2,8 @@
 
 In one shot each rank reads all summands: least latency, for little data. In two shots each rank
 sums its rows for all (`sum_rows`), and then reads every row from the rank that has its sum: fewer
-bytes. Peers' memory is a table of addresses, so anything a process can read may stand for it.
+bytes. Peers' memory is a table of addresses that 16 divides, so anything a process can read may
+stand for it.
 Sums are taken in order of ranks and rounded once, so all ranks and both ways have the same bits.
 """
 
@@ -33,6 +34,12 @@ def reference(
 
 
 @jit
+def _of_rank(peers, rank, ELEMENT: tl.constexpr):
+    """Where a rank's summands begin: 16 divides the address."""
+    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(ELEMENT)), 16)
+
+
+@jit
 def sum_kernel(
     peers, own, first, width, RANKS: tl.constexpr, ELEMENT: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -41,7 +48,7 @@ def sum_kernel(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], WIDE)
     for rank in tl.static_range(RANKS):
-        source = tl.load(peers + rank).to(tl.pointer_type(ELEMENT))
+        source = _of_rank(peers, rank, ELEMENT)
         total += tl.load(source + row * width + at, at < width, 0.0).to(WIDE)
     tl.store(own + row * width + at, total.to(ELEMENT), at < width)
 
@@ -58,12 +65,12 @@ def norm_kernel(
     inside = at < width
     here = row * width + at
     if RANKS == 0:
-        source = tl.load(peers + row // per_rank).to(tl.pointer_type(ELEMENT))
+        source = _of_rank(peers, row // per_rank, ELEMENT)
         held = tl.load(source + here, inside, 0.0).to(WIDE)
     else:
         held = tl.zeros([BLOCK], WIDE)
         for rank in tl.static_range(RANKS):
-            source = tl.load(peers + rank).to(tl.pointer_type(ELEMENT))
+            source = _of_rank(peers, rank, ELEMENT)
             held += tl.load(source + here, inside, 0.0).to(WIDE)
         held = held.to(ELEMENT).to(WIDE)
     held += tl.load(residual + here, inside, 0.0).to(WIDE)
@@ -127,12 +134,20 @@ def norm_rows(
 def builds(name: str, width: int) -> Iterator[Build]:
     """For summands of `name`, such as bf16, of 4 ranks."""
     pointer, kind = f"*{name}", {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
-    sizes = {"ELEMENT": kind, "BLOCK": block(width), "WIDE": tl.float32}
+    nbytes, columns, ranks = kind.primitive_bitwidth // 8, min(COLUMNS, block(width)), 4
+    sizes = {"ELEMENT": kind, "BLOCK": columns, "WIDE": tl.float32}
     given = {"peers": "*i64", "own": pointer, "first": "i32", "width": "i32"}
-    yield Build(sum_kernel, given, {"RANKS": 4, **sizes})
+    filled, values = width / (triton.cdiv(width, columns) * columns), {"width": width}
+    moves = (ranks + 1) * columns * filled * nbytes
+    yield Build(sum_kernel, given, {"RANKS": ranks, **sizes}, values, moves=moves, filled=filled)
     tensors = dict.fromkeys(("residual", "gain", "bias", "total", "out"), pointer)
     rows = {"mean": "*fp32", "inverse": "*fp32", "width": "i32", "eps": "fp32", "per_rank": "i32"}
+    sizes["BLOCK"], filled = block(width), width / block(width)
     for centred in (False, True):
-        for ranks in (0, 4):
-            constants = {"RANKS": ranks, **sizes, "CENTRED": centred}
-            yield Build(norm_kernel, {"peers": "*i64", **tensors, **rows}, constants)
+        for shots in (0, ranks):
+            constants = {"RANKS": shots, **sizes, "CENTRED": centred}
+            moves, cached = (max(shots, 1) + 3) * width * nbytes, (1 + centred) * width * nbytes
+            yield Build(
+                norm_kernel, {"peers": "*i64", **tensors, **rows}, constants, values, warps(width),
+                moves=moves, cached=cached, filled=filled,
+            )  # fmt: skip

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ def rms_norm_backward(
     total, grad_out = total.contiguous(), grad_out.contiguous()
     passed = grad_out if grad_total is None else grad_total.contiguous()
     grad_x = torch.empty_like(total)
-    count = programs(total, rows)
+    count = programs(total, rows, width)
     partial = inverse.new_empty(count, width)
     backward_kernel[(count,)](
         grad_out, passed, total, gain, inverse, grad_x, partial, rows, width, BLOCK=block(width),
@@ -186,6 +187,7 @@ def _backward_shapes(
 
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[0], inputs[1], output[1])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
 
 
@@ -195,10 +197,13 @@ def _differentiate(ctx, grad_out, _):
 
 def _save_added(ctx, inputs, output) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2])
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
 
 
 def _differentiate_added(ctx, grad_total, grad_out, _):
+    if grad_out is None:  # nobody reads the norm
+        return grad_total, grad_total, None, None
     back, to_gain = rms_norm_backward(grad_total, grad_out, *ctx.saved_tensors)
     return back, back, to_gain, None
 
@@ -314,13 +319,20 @@ FACTS = {
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
-    pointer = f"*{element}"
-    sizes = {"width": "i32", "eps": "fp32"}
+    pointer, once = f"*{element}", width * (4 if element == "fp32" else 2)
+    shape: dict[str, Any] = {
+        "values": {"width": width},
+        "warps": warps(width),
+        "filled": width / block(width),
+    }
     for added in (False, True):
         constants = {"BLOCK": block(width), "WIDE": tl.float32, "ADDED": added}
         tensors = dict.fromkeys(("x", "residual", "gain", "total", "out"), pointer)
-        yield Build(forward_kernel, {**tensors, "inverse": "*fp32", **sizes}, constants)
+        whole = {**tensors, "inverse": "*fp32", "width": "i32", "eps": "fp32"}
+        moves = (2 + 2 * added) * once
+        yield Build(forward_kernel, whole, constants, moves=moves, cached=once, **shape)
         tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
         last = {"inverse": "*fp32", "grad_x": pointer, "grad_gain": "*fp32"}
         whole = {**tensors, **last, "rows": "i32", "width": "i32"}
-        yield Build(backward_kernel, whole, constants)
+        moves = (3 + added) * once
+        yield Build(backward_kernel, whole, constants, moves=moves, looped=True, **shape)

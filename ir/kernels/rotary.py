@@ -11,7 +11,7 @@ from torch.library import custom_op
 from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.rules import Rule, make_rule
-from meshwright.ir.launch import Build, block, jit, tl, way, wide
+from meshwright.ir.launch import Build, block, jit, tl, triton, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
 from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, kernel_call
 
@@ -24,40 +24,60 @@ def reference(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine.unsqueeze(1) + turned * sine.unsqueeze(1)
 
 
+WIDTHS = (64, 128)
+"""Heads whose machine code is read."""
+HEADS = 4
+"""That a program turns by the angles which it has read."""
+TURNED = 1024
+"""Pairs of a head at many positions, that it turns at once."""
+
+
 @jit
 def turn_kernel(
-    x, cosine, sine, out, heads, positions,
-    half, per_sample, sign, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x, cosine, sine, out, heads, positions, half, per_sample, sample_step, head_step, row_step,
+    sign, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program turns a position of a head; with sign -1 back. `per_sample`: elements of the
-    angles from sample to sample, 0 if all have the same."""
-    row = tl.program_id(0).to(tl.int64)
-    position = row % positions
-    sample = row // (positions * heads)
-    at = tl.arange(0, BLOCK)
-    inside = at < half
-    angle = sample * per_sample + position * 2 * half + at
+    """One program turns some positions of some heads; with sign -1 back. `per_sample`: elements of
+    the angles from sample to sample, 0 if all have the same. x has its own strides: heads are cut
+    out of rows that hold all of them."""
+    groups = tl.cdiv(heads, HEADS)
+    sample, head = tl.program_id(1) // groups, (tl.program_id(1) % groups) * HEADS
+    position = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    inside = (position < positions) & (at < half)
+    angle = sample.to(tl.int64) * per_sample + position * 2 * half + at
     c = tl.load(cosine + angle, inside, 0.0).to(WIDE)
     s = tl.load(sine + angle, inside, 0.0).to(WIDE) * sign
-    here = row * 2 * half + at
-    first = tl.load(x + here, inside, 0.0).to(WIDE)
-    second = tl.load(x + here + half, inside, 0.0).to(WIDE)
-    tl.store(out + here, (first * c - second * s).to(out.dtype.element_ty), inside)
-    tl.store(out + here + half, (second * c + first * s).to(out.dtype.element_ty), inside)
+    source = x + sample.to(tl.int64) * sample_step + position.to(tl.int64) * row_step + at
+    to = out + (sample.to(tl.int64) * heads * positions + position) * 2 * half + at
+    for each in tl.static_range(HEADS):
+        there = (position < tl.where(head + each < heads, positions, 0)) & (at < half)
+        here = source + (head + each).to(tl.int64) * head_step
+        first = tl.load(here, there, 0.0).to(WIDE)
+        second = tl.load(here + half, there, 0.0).to(WIDE)
+        into = to + (head + each).to(tl.int64) * positions * 2 * half
+        tl.store(into, (first * c - second * s).to(out.dtype.element_ty), there)
+        tl.store(into + half, (second * c + first * s).to(out.dtype.element_ty), there)
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor, sign: float) -> Tensor:
-    x, cosine, sine = x.contiguous(), cosine.contiguous(), sine.contiguous()
+    cosine, sine = cosine.contiguous(), sine.contiguous()
     if way("rotary", x, x.shape[-1]) == "torch":
-        return reference(x, cosine, sine * sign)
+        return reference(x.contiguous(), cosine, sine * sign)
+    x = x if x.stride(-1) == 1 else x.contiguous()
     batch, heads, positions, size = x.shape
-    out = torch.empty_like(x)
-    turn_kernel[(batch * heads * positions,)](
+    out = x.new_empty(x.shape)
+    rows = _rows(size // 2)
+    turn_kernel[(triton.cdiv(positions, rows), batch * triton.cdiv(heads, HEADS))](
         x, cosine, sine, out, heads, positions, size // 2,
-        positions * size if cosine.shape[0] > 1 else 0, sign,
-        BLOCK=block(size // 2), WIDE=wide(x.dtype), num_warps=1,
+        positions * size if cosine.shape[0] > 1 else 0, *x.stride()[:3], sign,
+        HEADS=HEADS, ROWS=rows, BLOCK=block(size // 2), WIDE=wide(x.dtype),
     )  # fmt: skip
     return out
+
+
+def _rows(half: int) -> int:
+    return max(1, TURNED // block(half))
 
 
 @custom_op("meshwright::rotary", mutates_args=())
@@ -180,7 +200,14 @@ FACTS = {
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16, and heads of `width`."""
-    sizes = dict.fromkeys(("heads", "positions", "half", "per_sample"), "i32")
+    half, nbytes, heads = width // 2, 4 if element == "fp32" else 2, 32
+    values = {"heads": heads, "positions": 2048, "half": half, "per_sample": 2048 * width}
+    values |= {"sample_step": 2048 * heads * width, "head_step": width, "row_step": heads * width}
     tensors = dict.fromkeys(("x", "cosine", "sine", "out"), f"*{element}")
-    constants = {"BLOCK": block(width // 2), "WIDE": tl.float32}
-    yield Build(turn_kernel, {**tensors, **sizes, "sign": "fp32"}, constants)
+    given = {**tensors, **dict.fromkeys(values, "i32"), "sign": "fp32"}
+    constants = {"HEADS": HEADS, "ROWS": _rows(half), "BLOCK": block(half), "WIDE": tl.float32}
+    pairs = _rows(half) * half * nbytes
+    yield Build(
+        turn_kernel, given, constants, values, moves=HEADS * 4 * pairs, cached=2 * pairs,
+        filled=half / block(half),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ without atomic additions: the same bits every time. Each is the other's gradient
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,9 +126,15 @@ OPERATORS = {"route_out": (route_out, out_reference), "route_home": (route_home,
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For rows of `element`, such as bf16."""
-    pointer, constants = f"*{element}", {"BLOCK": min(COLUMNS, width)}
+    columns, nbytes = _grid(1, width)[1], 4 if element == "fp32" else 2
+    pointer, constants = f"*{element}", {"BLOCK": columns}
+    filled = width / (triton.cdiv(width, columns) * columns)
+    shape: dict[str, Any] = {"values": {"width": width}, "filled": filled}
+    once = columns * nbytes * filled
     rows = {"x": pointer, "tokens": "*i64", "rows": pointer, "width": "i32"}
-    yield Build(out_kernel, rows, constants)
+    yield Build(out_kernel, rows, constants, moves=2 * once, **shape)
     sizes = dict.fromkeys(("ranks", "count", "width"), "i32")
     home = {"rows": pointer, "places": "*i64", "out": pointer, **sizes}
-    yield Build(home_kernel, home, {**constants, "WIDE": tl.float32})
+    yield Build(
+        home_kernel, home, {**constants, "WIDE": tl.float32}, moves=once, looped=True, **shape
+    )

@@ -128,7 +128,8 @@ FACTS = {
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
     pointer, constants = f"*{element}", {"BLOCK": ELEMENTS, "WIDE": tl.float32}
-    names = ("gate", "up", "out")
-    yield Build(forward_kernel, {**dict.fromkeys(names, pointer), "count": "i64"}, constants)
-    back = ("grad", "gate", "up", "to_gate", "to_up")
-    yield Build(backward_kernel, {**dict.fromkeys(back, pointer), "count": "i64"}, constants)
+    once, size = ELEMENTS * (4 if element == "fp32" else 2), {"count": 16 * width}
+    names = dict.fromkeys(("gate", "up", "out"), pointer)
+    yield Build(forward_kernel, {**names, "count": "i64"}, constants, size, moves=3 * once)
+    back = dict.fromkeys(("grad", "gate", "up", "to_gate", "to_up"), pointer)
+    yield Build(backward_kernel, {**back, "count": "i64"}, constants, size, moves=5 * once)

@@ -165,7 +165,8 @@ def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKin
         if contracted and i in rule.added:
             return P
         reads = differentiable and graph.tensors[name].requires_grad and i not in rule.free
-        return RP if reads and split.factor not in rule.joined else R
+        whole = split.factor in rule.joined and i not in rule.summed
+        return RP if reads and not whole else R
 
     missing: Placement = R if split.factor in rule.joined else P
     return Strategy(

@@ -14,6 +14,8 @@ from meshwright.ir.styles import style
 from meshwright.ir.trace.fuse import Wins
 
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
+SHORT = 0.1
+"""Of a device's memory: what a batch would keep there beside all else, if that is worth time."""
 TORCHS_OWN = ("gelu",)
 """What they put in is an operator of torch itself, which every device has a kernel for."""
 
@@ -36,8 +38,11 @@ def of_style(stack: str, given: str | Sequence[str] = NONE) -> str | Sequence[st
 
 def worth(clusters: Sequence[Cluster]) -> Wins:
     """Compares the times of a fused op and of what it replaces on the clusters' devices, for the
-    whole batch on one of them: both shrink alike where work is shared."""
+    whole batch on one of them: both shrink alike where work is shared. One that takes longer is put
+    in all the same where memory is short: what it need not keep of the batch would be a large part
+    of a device's, were it shared by all devices of the smallest cluster."""
     devices = tuple({d.name: d for c in clusters for d in c.device_types}.values())
+    ranks = min((c.num_devices for c in clusters), default=1)
 
     timer = KeptTimes(None)
 
@@ -54,11 +59,19 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
                 )
                 for ops in (before, after)
             )
-            if new >= old:
+            freed = _kept_bytes(before, tensors) - _kept_bytes(after, tensors)
+            if new >= old and freed < SHORT * ranks * device.memory_bytes:
                 return f"it would take {new / old:.2f} times as long on {device.name}"
         return ""
 
     return wins
+
+
+def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor]) -> int:
+    """What ops keep for the backward of what they make themselves."""
+    made = {name for op in ops for name in op.outputs}
+    kept = {name for op in ops for name in op.saved} & made
+    return sum(tensors[name].nbytes for name in kept) + sum(op.saved_extra_bytes for op in ops)
 
 
 def _bias_s(op: LocalOp, device: DeviceType) -> float:

@@ -26,10 +26,11 @@ from meshwright.ir.launch import (
     jit,
     programs,
     tl,
-    warps,
+    triton,
     way,
     wide,
 )
+from meshwright.ir.placed.peers import MOST_WIDTH
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
@@ -41,17 +42,30 @@ def reference(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     return made.to(x.dtype)
 
 
+WIDTHS = (3_072, 4_096, 6_400, 16_384)
+"""Inner widths of models, whose machine code is read."""
+COLUMNS = 1024
+"""Of a row, that a program holds at once."""
+PER_PROCESSOR = 8
+"""Programs of the backward."""
+ROWS = 4
+"""That a program goes over forward, with one read of the bias."""
+
+
 @jit
 def forward_kernel(
-    x, bias, out, width, BLOCK: tl.constexpr,
+    x, bias, out, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    here = tl.program_id(0).to(tl.int64) * width + at
-    v = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(bias + at, inside, 0.0).to(WIDE)
-    share, _ = share_of(v, TANH)
-    tl.store(out + here, (v * share).to(out.dtype.element_ty), inside)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    added = tl.load(bias + at, at < width, 0.0).to(WIDE)
+    for each in tl.static_range(ROWS):
+        row = tl.program_id(0) * ROWS + each
+        inside = at < tl.where(row < rows, width, 0)
+        here = row.to(tl.int64) * width + at
+        v = tl.load(x + here, inside, 0.0).to(WIDE) + added
+        share, _ = share_of(v, TANH)
+        tl.store(out + here, (v * share).to(out.dtype.element_ty), inside)
 
 
 @jit
@@ -59,9 +73,10 @@ def backward_kernel(
     grad, x, bias, to_x, to_bias, rows,
     width, BLOCK: tl.constexpr, WIDE: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
-    """Each program sums the bias's gradient over its rows; the caller sums over programs."""
+    """Each program sums the bias's gradient of its columns over its rows; the caller sums over
+    programs."""
     first = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     added = tl.load(bias + at, inside, 0.0).to(WIDE)
     summed = tl.zeros([BLOCK], dtype=WIDE)
@@ -75,17 +90,23 @@ def backward_kernel(
     tl.store(to_bias + tl.cast(first, tl.int64) * width + at, summed, inside)
 
 
+def _columns(width: int) -> tuple[int, int]:
+    """That a program holds, and into how many such parts a row falls."""
+    columns = min(COLUMNS, block(width))
+    return columns, int(triton.cdiv(width, columns))
+
+
 @custom_op("meshwright::bias_gelu", mutates_args=())
 def bias_gelu(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     """GELU of x + bias."""
     x, width = x.contiguous(), x.shape[-1]
     if way("bias_gelu", x, width) == "torch":
         return reference(x, bias, tanh)
-    out = torch.empty_like(x)
-    forward_kernel[(x.numel() // width,)](
-        x, bias, out, width, BLOCK=block(width), WIDE=wide(x.dtype), TANH=tanh,
-        num_warps=warps(width),
-    )  # fmt: skip
+    out, rows = torch.empty_like(x), x.numel() // width
+    columns, parts = _columns(width)
+    forward_kernel[(triton.cdiv(rows, ROWS), parts)](
+        x, bias, out, rows, width, ROWS=ROWS, BLOCK=columns, WIDE=wide(x.dtype), TANH=tanh
+    )
     return out
 
 
@@ -104,12 +125,13 @@ def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, tanh: bool) -> tup
         total = x.to(held) + bias.to(held)
         back = torch.ops.aten.gelu_backward(grad.to(held), total, approximate=kind(tanh))
         return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
-    to_x, count = torch.empty_like(x), programs(x, rows)
+    to_x, (columns, parts) = torch.empty_like(x), _columns(width)
+    # So many rows at once that their parts are as many programs as processors have room for.
+    count = min(rows, triton.cdiv(PER_PROCESSOR * programs(x, rows, MOST_WIDTH), parts))
     partial = x.new_empty(count, width, dtype=held_dtype(x.dtype))
-    backward_kernel[(count,)](
-        grad, x, bias, to_x, partial, rows, width, BLOCK=block(width), WIDE=wide(x.dtype),
-        TANH=tanh, num_warps=warps(width),
-    )  # fmt: skip
+    backward_kernel[(count, parts)](
+        grad, x, bias, to_x, partial, rows, width, BLOCK=columns, WIDE=wide(x.dtype), TANH=tanh
+    )
     return to_x, partial.sum(0).to(bias.dtype)
 
 
@@ -227,12 +249,20 @@ FACTS = {
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
-    pointer = f"*{element}"
+    pointer, columns = f"*{element}", _columns(width)[0]
+    filled = width / (columns * _columns(width)[1])
+    once = columns * filled * (4 if element == "fp32" else 2)
     for tanh in (False, True):
-        constants = {"BLOCK": block(width), "WIDE": tl.float32, "TANH": tanh}
+        constants = {"BLOCK": columns, "WIDE": tl.float32, "TANH": tanh}
         tensors = dict.fromkeys(("x", "bias", "out"), pointer)
-        yield Build(forward_kernel, {**tensors, "width": "i32"}, constants)
+        sizes, shape = dict.fromkeys(("rows", "width"), "i32"), {"width": width}
+        yield Build(
+            forward_kernel, {**tensors, **sizes}, {"ROWS": ROWS, **constants}, shape,
+            moves=2 * ROWS * once, cached=once, filled=filled,
+        )  # fmt: skip
         tensors = dict.fromkeys(("grad", "x", "bias", "to_x"), pointer)
-        last = {"to_bias": "*fp32", "rows": "i32", "width": "i32"}
-        yield Build(backward_kernel, {**tensors, **last}, constants)
+        yield Build(
+            backward_kernel, {**tensors, "to_bias": "*fp32", **sizes}, constants, shape,
+            moves=3 * once, filled=filled, looped=True, most=PER_PROCESSOR,
+        )  # fmt: skip
     yield from dropping.builds(element, width)

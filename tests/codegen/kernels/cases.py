@@ -64,6 +64,10 @@ CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (_strided(_normal(tokens, words) * 5), _labels(tokens, words), -100)
         for tokens, words in ((1, 1), (5, 37), (3, 5000), (0, 8))
     ],
+    "linear_cross_entropy": lambda: [
+        (_normal(tokens, width), _normal(words, width), _labels(tokens, words), -100)
+        for tokens, width, words in ((1, 1, 1), (5, 3, 37), (0, 3, 8))
+    ],
     "rotary": lambda: [
         (_normal(b, h, t, 2 * e).transpose(1, 2).contiguous().transpose(1, 2), *_angles(a, t, e))
         for b, h, t, e, a in ((1, 1, 1, 1, 1), (2, 3, 5, 4, 1), (2, 3, 5, 6, 2), (3, 2, 7, 33, 3))

@@ -15,6 +15,8 @@ from meshwright.ir.kernels import bucket
 RANKS = 3
 SHAPES = ((7, 5), (1,), (3, 1000), (2, 3, 4), (0, 6), (1025,))
 """Rows that ranks share unevenly, a single one, one that takes several programs, none at all."""
+WHOLE = ((48, 16), (7, 16), (12, 1024), (24,), (8, 8), (4096,))
+"""All of whose pieces lie at multiples of 16 bytes, the last one's of one rank but for its end."""
 CASES = [
     (source, flat, scale)
     for source, flat in (
@@ -32,8 +34,12 @@ def _chunks(tensors: list[Tensor]) -> list[int]:
 
 def difference(source: str, flat: str, scale: float) -> float:
     """Of what the operators make from what plain indexing does: how far at most, relative."""
+    return max(_difference(shapes, source, flat, scale) for shapes in (SHAPES, WHOLE))
+
+
+def _difference(shapes: tuple[tuple[int, ...], ...], source: str, flat: str, scale: float) -> float:
     torch.manual_seed(0)
-    tensors = [torch.randn(shape).to(getattr(torch, source)) for shape in SHAPES]
+    tensors = [torch.randn(shape).to(getattr(torch, source)) for shape in shapes]
     tensors[2] = tensors[2].t().contiguous().t()  # as gradients of weights may lie
     given: list[Tensor | None] = [*tensors]
     given[3] = None

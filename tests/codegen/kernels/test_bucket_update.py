@@ -15,7 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update
 from meshwright.runtime.step.updates import FormOptimizer, stepped_by_kernel
 
-SHAPES = ((7, 5), (1,), (), (3, 700), (0, 6), (1025,))
+SHAPES = ((7, 5), (1,), (), (3, 700), (0, 6), (1025,), (48, 64))
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.Adam, {"lr": 0.1}),
     (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.2, "betas": (0.5, 0.7), "eps": 1e-3}),
