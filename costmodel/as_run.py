@@ -56,8 +56,9 @@ def _is_second_half(row: Row) -> TypeIs[Send]:
 
 def _is_scattered(row: Row) -> TypeIs[Send]:
     """Gradients of a bucket, of which each rank gets a part and has whole parameters."""
-    scattered = isinstance(row, Send) and row.primitive is Primitive.REDUCE_SCATTER
-    return scattered and row.unit == "bucket"
+    if not isinstance(row, Send) or row.primitive is not Primitive.REDUCE_SCATTER:
+        return False
+    return row.unit == "bucket"
 
 
 def _over_all(row: Row) -> Row:
