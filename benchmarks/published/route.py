@@ -92,7 +92,7 @@ def asked_of(row: Row, stack: Stack) -> Asked:
     precision = precision_of(row, stack)
     kernels = style(stack.style).kernels
     fused = kernels if isinstance(kernels, tuple) else ()
-    key = _Model(row.shape, stack.flash, stack.dropout, _is_squared(row))
+    key = _Model(row.shape, stack.flash, stack.dropout, _is_squared(row), "fp8" in precision)
     graph = _graph(key, row.gbs, row.seq, precision, fused)
     return Asked(graph, cluster_of(row), pins, precision, stack.style)
 
@@ -175,6 +175,8 @@ class _Model:
     flash: bool
     dropout: float
     squared: bool
+    narrow: bool
+    """Its products are of 8-bit floats, which those of GPT-2, transposed, cannot be."""
 
 
 @lru_cache(maxsize=2)
@@ -199,6 +201,13 @@ def _config(model: _Model, seq: int) -> Any:
             hidden_size=shape.hidden, num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
             intermediate_size=shape.ffn, max_position_embeddings=seq, **common,
+        )  # fmt: skip
+    if model.narrow:
+        return transformers.OPTConfig(
+            hidden_size=shape.hidden, num_hidden_layers=shape.layers, ffn_dim=shape.ffn,
+            num_attention_heads=shape.heads, max_position_embeddings=seq, dropout=p,
+            attention_dropout=p, activation_function="gelu_pytorch_tanh",
+            word_embed_proj_dim=shape.hidden, **common,
         )  # fmt: skip
     return transformers.GPT2Config(
         n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
