@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import meshwright as mw
 from meshwright.costmodel.as_run import as_exchanged, as_run
@@ -15,27 +16,29 @@ from meshwright.forms.exchange_rows import Event, Send
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.cluster.launching import Launching
+from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.across.mesh_variants import ways
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 4, "hidden_size": 2048, "intermediate_size": 5632,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
+    "max_position_embeddings": 2048, "use_cache": False,
+}  # fmt: skip
 FUSED = ("rms_norm", "swiglu", "rotary")
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    config = LlamaConfig(
-        num_hidden_layers=4, hidden_size=2048, intermediate_size=5632, num_attention_heads=16,
-        num_key_value_heads=8, vocab_size=32000, max_position_embeddings=2048, use_cache=False,
-    )  # fmt: skip
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
     ids = torch.zeros(2, 2048, dtype=torch.int64)
     return trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=64, kernels=FUSED,
                  precision="bf16")  # fmt: skip
@@ -160,6 +163,67 @@ def test_a_style_is_kept_and_said_and_not_run(graph: Graph, tmp_path: Path) -> N
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(PlanError, match=r"megatronn.*nearest is 'megatron"):
         plan_io.load(tmp_path / "other.json", check_hash=False)
+
+
+def test_chunks_hide_collectives_beside_products(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = priced(graph, "", "sync=zero", "overlap=gradients", tp=8, num_microbatches=4)
+    assert plan.stages[0].overlap == "gradients"
+    plain = with_style(monkeypatch, graph, plan, style(""))
+    chunks = with_style(monkeypatch, graph, plan, replace(style(""), chunks=True))
+    assert 0.5 < chunks / plain < 0.99
+
+
+def test_balanced_rings_share_causal_attention_out(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_problem(
+        graph, Cluster.preset("h100-sxm"), constraints=("sync=zero",), precision="bf16"
+    )
+    plan = build_plan(problem, uniform_choice(problem, model=(("cp", 2),), num_microbatches=1))
+    last = with_style(monkeypatch, graph, plan, style(""))
+    assert with_style(monkeypatch, graph, plan, replace(style(""), balanced=True)) < last
+
+
+def test_what_comes_before_a_softmax_may_be_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(
+        n_embd=512, n_layer=2, n_head=8, n_positions=1024, vocab_size=1024, use_cache=False
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.zeros(2, 1024, dtype=torch.int64)
+    eager = trace(model, {"input_ids": ids, "labels": ids}, precision="bf16")
+    facts = CostTables(eager, Cluster.preset("h100-sxm"), "bf16").facts
+    kinds = {op.target.split(".")[1] for op in eager.ops if op.name in facts.before_softmax}
+    assert {"mul", "add"} & kinds and "matmul" not in kinds and "softmax" not in kinds
+    plan = priced(eager, "", "sync=zero", dp_shard=2)
+    fused = replace(style(""), fused_softmax=True)
+    assert with_style(monkeypatch, eager, plan, fused) < with_style(
+        monkeypatch, eager, plan, style("")
+    )
+
+
+def test_casts_are_what_the_stack_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    ids = torch.zeros(2, 2048, dtype=torch.int64)
+    made = trace(model, {"input_ids": ids, "labels": ids}, precision="fp8-tensorwise",
+                 global_batch_size=16)  # fmt: skip
+    facts = CostTables(made, Cluster.preset("h100-sxm"), "fp8-tensorwise").facts
+    assert facts.normed
+    problem = make_problem(made, Cluster.preset("h100-sxm"), precision="fp8-tensorwise")
+    plan = build_plan(problem, uniform_choice(problem))
+    stacks = [replace(style(""), casting=Casting(operand=n, result=n)) for n in (0, 60)]
+    free, dear = (with_style(monkeypatch, made, plan, stack) for stack in stacks)
+    assert free < dear
+
+
+def test_layouts_are_those_that_the_stack_has(graph: Graph) -> None:
+    for stack, names in (("megatron", {"halves"}), ("megatron-2021", {"plain"})):
+        problem = make_problem(graph, Cluster.preset("h100-sxm"), constraints=("tp=8",),
+                               precision="bf16", style=stack)  # fmt: skip
+        assert {way.variant for way in ways(problem) if way.model} == names
 
 
 def test_unknown_styles_are_refused_with_the_nearest(graph: Graph) -> None:
