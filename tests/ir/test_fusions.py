@@ -218,3 +218,27 @@ def test_an_unknown_kernel_is_refused():
     case = CASES["gpt2"]
     with pytest.raises(PlanError, match=r"'swigloo' is not known: .*nearest: swiglu"):
         trace(case.model(), case.example(), kernels=("swigloo",))
+
+
+class Shifted(nn.Module):
+    """A norm whose gain is made between the sum before it and itself, as in Nemotron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(6, 6), nn.Parameter(torch.rand(6))
+        self.bias = nn.Parameter(torch.rand(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x + self.inner(x)
+        normed = torch.nn.functional.layer_norm(total, (6,), self.gain + 1, self.bias)
+        return (total + normed).square().sum()
+
+
+def test_a_gain_that_is_made_after_the_sum_is_there_when_it_is_read():
+    graph = trace(Shifted(), (torch.rand(4, 6),), kernels=("layer_norm",))
+    assert places(graph) == {"layer_norm": 1}
+    makes = {name for op in graph.ops for name in op.outputs}
+    made = set(graph.tensors) - makes
+    for op in graph.ops:
+        assert set(filter(None, op.inputs)) <= made, op.target
+        made |= set(op.outputs)

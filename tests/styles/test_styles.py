@@ -151,6 +151,14 @@ def test_what_is_gathered_again_is_not_kept_and_sent_once_more(graph: Graph) -> 
     assert less < 0.8 * held
 
 
+def test_what_is_gathered_again_takes_its_time(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = priced(graph, "megatron", "overlap=none", tp=8, num_microbatches=4)
+    once = with_style(monkeypatch, graph, plan, style(""))
+    assert with_style(monkeypatch, graph, plan, replace(style(""), regathers=True)) > once
+
+
 def test_a_style_is_kept_and_said_and_not_run(graph: Graph, tmp_path: Path) -> None:
     plan = priced(graph, "megatron", tp=8, num_microbatches=4)
     plan.save(tmp_path / "plan.json")
