@@ -137,7 +137,7 @@ def test_schema_names_every_field_and_forbids_others() -> None:
     fusion = Fusion("swiglu", 2, (Missed("h.*.mlp", "its silu is read elsewhere too", 1),))
     whole = replace(
         plan(), kernels=(fusion,), gives_up=("dasgd: averages arrive late",),
-        method=FormChoice(form="admm", settings={"stale": 1}),
+        method=FormChoice(form="admm", settings={"stale": 1}), style="megatron",
     )  # fmt: skip
     assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
     assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)
