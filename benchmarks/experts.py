@@ -22,7 +22,9 @@ import torch
 import transformers
 
 from benchmarks.published.measured import RowError
+from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.recipes import recompute_mode
+from benchmarks.published.route import schedule_of
 from benchmarks.published.rows import Row, tables
 from benchmarks.published.shapes import Shape
 from benchmarks.published.sites import cluster_of
@@ -33,7 +35,6 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import block_flops, build_plan, even_cuts, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.planner.problem.schedule_tools import SCHEDULES
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import search_problem
 
@@ -41,7 +42,6 @@ WHOLE = "megatron_sc21_table1"
 """The table of which every row is taken; of the others a few, evenly spaced."""
 ROUNDING = 5e-4
 """Of ratios."""
-_SCHEDULES = {"1f1b": "one_f_one_b", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +91,9 @@ def sample(rows: Sequence[Row], count: int) -> tuple[Row, ...]:
 @lru_cache(maxsize=1)
 def graph_of(shape: Shape, batch: int, seq: int) -> Graph:
     """The model traced on no memory: GPT-2 or Llama, with flash attention."""
-    if shape.gated:
-        config = transformers.LlamaConfig(
-            hidden_size=shape.hidden, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
-            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            intermediate_size=shape.ffn, tie_word_embeddings=shape.tied,
-            max_position_embeddings=seq, use_cache=False,
-        )  # fmt: skip
-    else:
-        config = transformers.GPT2Config(
-            n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
-            vocab_size=shape.vocab, n_positions=seq, tie_word_embeddings=shape.tied,
-            use_cache=False,
-        )  # fmt: skip
+    # GPT-2 as Hugging Face has it by default.
+    kind = ModelKind(shape=shape, dropout=0.0 if shape.gated else 0.1, activation="gelu_new")
+    config = config_of(kind, seq)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
         ids = torch.zeros(batch, seq, dtype=torch.long)
@@ -113,16 +103,12 @@ def graph_of(shape: Shape, batch: int, seq: int) -> Graph:
 def expert_plan(problem: Problem, row: Row) -> Plan:
     """The published layout as a plan of ours."""
     p = row.parallel
-    named = p.schedule.lower().replace("_", "").replace("-", "")
-    schedule = _SCHEDULES.get(named, named) or "one_f_one_b"
-    schedule = "interleaved" if p.vpp > 1 else schedule
-    if schedule not in SCHEDULES:
-        raise RowError(f"schedule {p.schedule!r}")
+    schedule = schedule_of(row)
     shard = min(p.shard, p.dp)
     choice = uniform_choice(
         problem, pp=p.pp, tp=p.tp, dp_shard=shard, dp_replicate=p.dp // shard,
         zero=p.zero if shard > 1 else 0, num_microbatches=row.microbatches,
-        schedule=schedule if p.pp > 1 else "one_f_one_b",
+        schedule=schedule,
         recompute="full" if recompute_mode(row.recompute)[0] == "full" else "none",
         cuts=even_cuts(block_flops(problem.graph), p.pp * p.vpp),
     )  # fmt: skip

@@ -1,8 +1,7 @@
 """A cluster as a software stack uses it: the same machines, with what the stack makes of them."""
 
 from dataclasses import replace
-
-from typing_extensions import TypeIs
+from typing import TypeGuard
 
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Row, Send
@@ -50,11 +49,11 @@ def as_exchanged(exchange: Exchange, style: Style) -> Exchange:
     return exchange if rows is exchange.rows else replace(exchange, rows=rows)
 
 
-def _is_second_half(row: Row) -> TypeIs[Send]:
+def _is_second_half(row: Row) -> TypeGuard[Send]:
     return isinstance(row, Send) and row.what == "gradients" and row.axis == "dp_replicate"
 
 
-def _is_scattered(row: Row) -> TypeIs[Send]:
+def _is_scattered(row: Row) -> TypeGuard[Send]:
     """Gradients of a bucket, of which each rank gets a part and has whole parameters."""
     if not isinstance(row, Send) or row.primitive is not Primitive.REDUCE_SCATTER:
         return False

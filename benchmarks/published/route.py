@@ -8,16 +8,15 @@ does not say is a file of `ir/styles`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import transformers
 
 from benchmarks.published.cuts import starts
 from benchmarks.published.measured import RowError
+from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.rows import Row
-from benchmarks.published.shapes import Shape
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
 from meshwright.ir.cluster.cluster import Cluster
@@ -92,7 +91,10 @@ def asked_of(row: Row, stack: Stack) -> Asked:
     precision = precision_of(row, stack)
     kernels = style(stack.style).kernels
     fused = kernels if isinstance(kernels, tuple) else ()
-    key = _Model(row.shape, stack.flash, stack.dropout, _is_squared(row), "fp8" in precision)
+    key = ModelKind(
+        shape=row.shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),
+        narrow="fp8" in precision,
+    )  # fmt: skip
     graph = _graph(key, row.gbs, row.seq, precision, fused)
     return Asked(graph, cluster_of(row), pins, precision, stack.style)
 
@@ -113,7 +115,7 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
             dp_replicate=p.dp // shard, zero=p.zero if shard > 1 else 0,
-            num_microbatches=row.microbatches, schedule=_schedule(row),
+            num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
         )) for variant in (_variants(asked.style) if model else ("",))
@@ -130,7 +132,8 @@ def _variants(stack: str) -> tuple[str, ...]:
     return style(stack).variants or ("", "fast")
 
 
-def _schedule(row: Row) -> str:
+def schedule_of(row: Row) -> str:
+    """The schedule of ours that a row names; RowError for an unknown one."""
     p = row.parallel
     if p.pp == 1:
         return USUAL
@@ -169,48 +172,16 @@ def _is_squared(row: Row) -> bool:
     return "nemotron" in row.label.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    shape: Shape
-    flash: bool
-    dropout: float
-    squared: bool
-    narrow: bool
-    """Its products are of 8-bit floats, which those of GPT-2, transposed, cannot be."""
-
-
 @lru_cache(maxsize=2)
-def _graph(model: _Model, batch: int, seq: int, precision: str, kernels: tuple[str, ...]) -> Graph:
+def _graph(
+    model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...]
+) -> Graph:
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(
-            _config(model, seq), attn_implementation="sdpa" if model.flash else "eager"
+            config_of(model, seq), attn_implementation="sdpa" if model.flash else "eager"
         )
         ids = torch.zeros(2, seq, dtype=torch.long)
     return trace(
         made, {"input_ids": ids, "labels": ids}, global_batch_size=batch, precision=precision,
         kernels=kernels,
-    )  # fmt: skip
-
-
-def _config(model: _Model, seq: int) -> Any:
-    shape, p = model.shape, model.dropout
-    common = {"vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False}
-    if shape.gated or model.squared:
-        kind = transformers.LlamaConfig if shape.gated else transformers.NemotronConfig
-        return kind(
-            hidden_size=shape.hidden, num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            intermediate_size=shape.ffn, max_position_embeddings=seq, **common,
-        )  # fmt: skip
-    if model.narrow:
-        return transformers.OPTConfig(
-            hidden_size=shape.hidden, num_hidden_layers=shape.layers, ffn_dim=shape.ffn,
-            num_attention_heads=shape.heads, max_position_embeddings=seq, dropout=p,
-            attention_dropout=p, activation_function="gelu_pytorch_tanh",
-            word_embed_proj_dim=shape.hidden, **common,
-        )  # fmt: skip
-    return transformers.GPT2Config(
-        n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
-        n_positions=seq, activation_function="gelu_pytorch_tanh", attn_pdrop=p, resid_pdrop=p,
-        embd_pdrop=p, **common,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 # mypy: disallow-untyped-defs=False
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +21,8 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, target, comm, axes, start, classes, ignore_index):
-        largest, total, picked = _of_all(comm, parts(logits, target, start), axes)
-        ctx.save_for_backward(logits, target, largest, total)
-        ctx.start, ctx.ignore_index = start, ignore_index
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(largest, total)
-        return total_of((largest, total, picked), target, classes, ignore_index), largest, total
+        found = _of_all(comm, parts(logits, target, start), axes)
+        return _totalled(ctx, found, (logits, target), start, classes, ignore_index)
 
     @staticmethod
     def backward(ctx, grad, *_):
@@ -46,19 +43,27 @@ def _of_all(comm: Comm, found: Parts, axes: Sequence[str]) -> Parts:
     return largest, total, picked
 
 
+def _totalled(
+    ctx: Any, found: Parts, given: Sequence[Tensor], start: int, classes: int, ignore_index: int
+) -> Parts:
+    """The loss, with what a backward needs besides what was `given`, targets last."""
+    largest, total, _ = found
+    ctx.save_for_backward(*given, largest, total)
+    ctx.start, ctx.ignore_index = start, ignore_index
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(largest, total)
+    return total_of(found, given[-1], classes, ignore_index), largest, total
+
+
 class _LinearTotal(torch.autograd.Function):
     """The same of a product whose logits are made some rows at a time, each way."""
 
     @staticmethod
     def forward(ctx, x, weight, target, comm, axes, start, classes, ignore_index):
         x = x.contiguous()
-        found = linear_cross_entropy_kernel.parts(x, weight, target, start)
-        largest, total, picked = _of_all(comm, found, axes)
-        ctx.save_for_backward(x, weight, target, largest, total)
-        ctx.start, ctx.ignore_index = start, ignore_index
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(largest, total)
-        return total_of((largest, total, picked), target, classes, ignore_index), largest, total
+        own = linear_cross_entropy_kernel.parts(x, weight, target, start)
+        found = _of_all(comm, own, axes)
+        return _totalled(ctx, found, (x, weight, target), start, classes, ignore_index)
 
     @staticmethod
     def backward(ctx, grad, *_):

@@ -2,10 +2,9 @@
 reads or makes the value: in as many chunks as the group has ranks, all but one of them."""
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
-from typing_extensions import TypeIs
-
-from meshwright.costmodel.block.overlap import Hidden, slowing
+from meshwright.costmodel.block.overlap import Hidden, reads, slowing
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.layout.conversions import Primitive
@@ -18,7 +17,7 @@ def in_chunks(walk: Walk) -> Hidden:
         if not isinstance(move, PricedMove) or move.size == 1:
             continue
         makers = [s for s in walk.trail[:index] if _is_product(s) and move.name in s.op.outputs]
-        users = [s for s in walk.trail[index + 1 :] if _is_product(s) and _reads(s, move)]
+        users = [s for s in walk.trail[index + 1 :] if _is_product(s) and reads(s, move)]
         sent = move.conversion.forward, move.conversion.backward
         if users:
             forward_s += _hidden_s(walk, move, sent[0], (s.time.forward_s for s in users))
@@ -34,18 +33,10 @@ def in_chunks(walk: Walk) -> Hidden:
     return Hidden(forward_s, backward_s)
 
 
-def _is_product(step: PricedOp | PricedMove) -> TypeIs[PricedOp]:
+def _is_product(step: PricedOp | PricedMove) -> TypeGuard[PricedOp]:
     if not isinstance(step, PricedOp) or step.local.op_class is not OpClass.MATMUL:
         return False
     return any(operand.is_param for operand in step.local.inputs)
-
-
-def _reads(step: PricedOp, move: PricedMove) -> bool:
-    strategy = step.strategies.get(move.axis)
-    if strategy is None:
-        return False
-    wanted = zip(step.op.inputs, strategy.inputs, strict=False)
-    return any(n == move.name and p == move.conversion.target for n, p in wanted)
 
 
 def _hidden_s(walk: Walk, move: PricedMove, primitive: Primitive, beside: Iterable[float]) -> float:

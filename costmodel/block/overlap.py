@@ -100,7 +100,7 @@ def _columns(walk: Walk, index: int, move: PricedMove) -> list[PricedOp]:
     """The products that read a moved value, if nothing else does, and its gradient is sent."""
     if move.conversion.backward not in COMMUNICATES or not _trained(walk, move.name):
         return []
-    users = [step for step in walk.trail[index + 1 :] if _reads(step, move)]
+    users = [step for step in walk.trail[index + 1 :] if reads(step, move)]
     found = [step for step in users if isinstance(step, PricedOp) and _is_product(step, move.name)]
     return found if len(found) == len(users) else []
 
@@ -118,7 +118,8 @@ def _row(walk: Walk, index: int, move: PricedMove) -> PricedOp | None:
     return makers[0] if makers and op_name(makers[0].op.target) in _PRODUCTS else None
 
 
-def _reads(step: PricedOp | PricedMove, move: PricedMove) -> bool:
+def reads(step: PricedOp | PricedMove, move: PricedMove) -> bool:
+    """Tells whether a step reads a value as a conversion has made it."""
     if isinstance(step, PricedMove):
         return step.name == move.name and step.conversion.source == move.conversion.target != (
             move.conversion.source

@@ -4,8 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -15,21 +14,10 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.last_products import LastProduct
 from meshwright.testing.peaks import peak_of
 
 TOKENS, WIDTH, WORDS = 2048, 32, 8000
-
-
-class Words(nn.Module):
-    """Nearly all of whose memory its logits take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return functional.cross_entropy(self.head(torch.tanh(self.table(ids))), ids)
 
 
 def batch() -> tuple[Tensor]:
@@ -38,14 +26,14 @@ def batch() -> tuple[Tensor]:
 
 @cache
 def graph(kernels: tuple[str, ...]) -> Graph:
-    return trace(Words(), batch(), kernels=kernels)
+    return trace(LastProduct(WORDS, WIDTH), batch(), kernels=kernels)
 
 
 def peaks(kernels: tuple[str, ...]) -> tuple[int, int]:
     """Predicted and tracked bytes of tensors on one device."""
     problem = make_problem(graph(kernels), Cluster.local(1), precision="fp32")
     plan = build_plan(problem, uniform_choice(problem), predict=False)
-    job = compile_job(Words(), plan, device="cpu", graph=graph(kernels))
+    job = compile_job(LastProduct(WORDS, WIDTH), plan, device="cpu", graph=graph(kernels))
     memory = predict_plan(problem, plan).stages[0].memory
     return memory.total_bytes - memory.fragmentation_bytes, peak_of(job, batch())
 

@@ -26,6 +26,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.mesh_variants import ways
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.tools.diff.rows import structure
+from meshwright.tools.report.contents import contents
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 2048, "intermediate_size": 5632,
@@ -232,6 +234,14 @@ def test_layouts_are_those_that_the_stack_has(graph: Graph) -> None:
         problem = make_problem(graph, Cluster.preset("h100-sxm"), constraints=("tp=8",),
                                precision="bf16", style=stack)  # fmt: skip
         assert {way.variant for way in ways(problem) if way.model} == names
+
+
+def test_a_diff_and_the_report_say_it(graph: Graph) -> None:
+    ours, other = (priced(graph, stack, tp=8, num_microbatches=4) for stack in ("", "megatron"))
+    rows = [row for row in structure(ours, other) if row.what == "style"]
+    assert [(row.first, row.second) for row in rows] == [("-", "megatron")]
+    said = [contents(plan)["plan"]["style"] for plan in (ours, other)]
+    assert said == ["", "Megatron-Core"]
 
 
 def test_unknown_styles_are_refused_with_the_nearest(graph: Graph) -> None:

@@ -44,6 +44,7 @@ def _asked(a: Plan, b: Plan) -> Iterator[DiffRow]:
         ("cluster", a.cluster.name, b.cluster.name),
         ("cluster's figures", a.cluster.fingerprint, b.cluster.fingerprint),
         ("devices used", a.world_size, b.world_size),
+        ("style", a.style or None, b.style or None),
         *((name.replace("_", " "), getattr(a, name), getattr(b, name)) for name in names),
     ]
     return _differing("asked", pairs)

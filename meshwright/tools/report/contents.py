@@ -9,6 +9,7 @@ from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.profile.measured import Measured
+from meshwright.ir.styles import style
 from meshwright.tools.report.measured_rows import measured_rows
 from meshwright.tools.report.memory_rows import memory_groups
 from meshwright.tools.report.model_tree import model_tree
@@ -50,6 +51,7 @@ def _headline(plan: Plan) -> dict[str, Any]:
         "microbatches": plan.num_microbatches,
         "precision": plan.precision,
         "optimizer": plan.optimizer,
+        "style": style(plan.style).title if plan.style else "",
         "objective": plan.objective,
         "constraints": list(plan.constraints),
         "schedule": plan.schedule.name if len(plan.schedule.rows) > 1 else "",

@@ -4,27 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.kernels import SHORT, worth
+from meshwright.testing.last_products import LastProduct
 
 TOKENS, WIDTH, WORDS = 8192, 1024, 32_000
 LOGITS = 4 * TOKENS * WORDS
-
-
-class LastProduct(nn.Module):
-    """A table and the product with another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(WORDS, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return functional.cross_entropy(self.head(torch.tanh(self.table(ids))), ids)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +23,7 @@ def test_it_is_put_in_where_memory_is_short(memory, devices, places):
     (kind,) = preset.device_types
     cluster = replace(preset, device_types=(replace(kind, memory_bytes=int(memory)),))
     with torch.device("meta"):
-        model, ids = LastProduct(), torch.zeros(TOKENS, dtype=torch.long)
+        model, ids = LastProduct(WORDS, WIDTH), torch.zeros(TOKENS, dtype=torch.long)
     graph = trace(
         model, (ids,), kernels=("linear_cross_entropy",), wins=worth([cluster]), precision="fp32"
     )

@@ -10,7 +10,7 @@ function headline() {
   const facts = [
     amount(p.parameters), `${p.cluster}: ${p.used} of ${plural(p.devices, "device")}`,
     `batch ${whole(p.batch)} = ${p.microbatches} × ${digits(p.batch / p.microbatches)}`,
-    `${p.precision}, ${p.optimizer}`, p.schedule && `schedule ${p.schedule}`,
+    `${p.precision}, ${p.optimizer}`, p.style && `priced as ${p.style} runs it`, p.schedule && `schedule ${p.schedule}`,
     p.objective !== "throughput" && `objective ${p.objective}`,
     p.constraints.length && `constraints ${p.constraints.join(", ")}`,
   ];

@@ -1,0 +1,49 @@
+"""Models of Hugging Face that have the shape of a published one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+
+from benchmarks.published.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """What a model is made of."""
+
+    shape: Shape
+    flash: bool = True
+    """Flash attention; otherwise products, a softmax and what lies between."""
+    dropout: float = 0.0
+    squared: bool = False
+    """Its activation is a squared ReLU."""
+    narrow: bool = False
+    """Its products are of 8-bit floats, which those of GPT-2, transposed, cannot be."""
+    activation: str = "gelu_pytorch_tanh"
+    """Of a model whose MLP is not gated, by the name that Hugging Face has for it."""
+
+
+def config_of(model: ModelKind, seq: int) -> Any:
+    """Returns the configuration of Hugging Face that has the shape."""
+    shape, p = model.shape, model.dropout
+    common = {"vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False}
+    if shape.gated or model.squared:
+        kind = transformers.LlamaConfig if shape.gated else transformers.NemotronConfig
+        return kind(
+            hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+            intermediate_size=shape.ffn, max_position_embeddings=seq, **common,
+        )  # fmt: skip
+    if model.narrow:
+        return transformers.OPTConfig(
+            hidden_size=shape.hidden, num_hidden_layers=shape.layers, ffn_dim=shape.ffn,
+            num_attention_heads=shape.heads, max_position_embeddings=seq, dropout=p,
+            attention_dropout=p, activation_function=model.activation,
+            word_embed_proj_dim=shape.hidden, **common,
+        )  # fmt: skip
+    return transformers.GPT2Config(
+        n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
+        n_positions=seq, activation_function=model.activation, attn_pdrop=p, resid_pdrop=p,
+        embd_pdrop=p, **common,
+    )  # fmt: skip
