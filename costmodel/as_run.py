@@ -86,7 +86,7 @@ def _device(device: DeviceType, style: Style) -> DeviceType:
         slower = curve.in_runs(style.libraries)
         if op_class is OpClass.ATTENTION:
             slower *= style.attention
-        if slower != 1.0:
+        if slower != 1.0:  # `wide_share` stays: no whole run of float32 told of it
             curves[op_class] = replace(curve, share=curve.share / slower)
     return replace(device, curves=curves, launching=device.launching or style.launching,
                    casting=device.casting or style.casting)  # fmt: skip
