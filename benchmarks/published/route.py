@@ -87,7 +87,7 @@ def _peaks(memory: RankMemory) -> dict[str, float]:
 
 def asked_of(row: Row, stack: Stack) -> Asked:
     """RowError where the row has something that our plans have no word for."""
-    pins = pins_of(row)
+    pins, cluster = pins_of(row), cluster_of(row)
     precision = precision_of(row, stack)
     kernels = style(stack.style).kernels
     fused = kernels if isinstance(kernels, tuple) else ()
@@ -96,7 +96,7 @@ def asked_of(row: Row, stack: Stack) -> Asked:
         narrow="fp8" in precision,
     )  # fmt: skip
     graph = _graph(key, row.gbs, row.seq, precision, fused)
-    return Asked(graph, cluster_of(row), pins, precision, stack.style)
+    return Asked(graph, cluster, pins, precision, stack.style)
 
 
 def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
@@ -107,9 +107,7 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     )  # fmt: skip
     p = row.parallel
     shard = min(p.shard, p.dp) if p.zero else 1
-    mode, every = recompute_mode(row.recompute)
-    if every > 1:
-        raise RowError(f"recompute {row.recompute!r}")
+    mode, _ = recompute_mode(row.recompute)
     model = model_mesh({"cp": p.cp, "tp": p.tp})
     plans = [
         build_plan(problem, uniform_choice(
@@ -162,7 +160,9 @@ def pins_of(row: Row) -> tuple[str, ...]:
         raise RowError("experts")
     if row.gbs % (row.mbs * p.dp):
         raise RowError(f"{row.gbs} samples are not whole micro-batches of {row.mbs} x {p.dp}")
-    mode, _ = recompute_mode(row.recompute)
+    mode, every = recompute_mode(row.recompute)
+    if every > 1:
+        raise RowError(f"recompute {row.recompute!r}")
     kept = {"none": ("saved=none",), "full": ("saved=none",)}.get(mode, ("saved=selective",))
     return (*kept, "prefetch=1") if p.zero == 3 else kept
 

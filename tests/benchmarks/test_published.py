@@ -166,7 +166,7 @@ def test_what_plans_have_no_word_for_is_refused():
     with pytest.raises(RowError, match="not whole micro-batches"):
         pins_of(replace(row(), gbs=63, mbs=2))
     with pytest.raises(RowError, match="second layer"):
-        predict(nanotron(8, recompute="selective: every second layer"))
+        pins_of(nanotron(8, recompute="selective: every second layer"))
 
 
 def test_precisions_by_words():
