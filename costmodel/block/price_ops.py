@@ -184,7 +184,6 @@ class Walk(Trace):
             op.target,
             step.op_class,
             step.dtype,
-            # Of queries in n sections the last rank sees so much of the keys.
             op.flops * share * self._seen(sections),
             tuple([self._local_input(operand) for operand in step.inputs]),
             tuple([shapes[value] for value, _ in step.outputs]),
@@ -193,11 +192,12 @@ class Walk(Trace):
             backward + round(op.saved_extra_bytes * share),
             step.is_causal and not sections,
             step.channels_last,
-            step.is_cast,
+            step.comes_cast,
         )
 
     def _seen(self, sections: int) -> float:
-        """Of the keys, what the queries of a rank see on average that have so many parts."""
+        """Of the keys, what queries in so many sections see on the last rank, or on each where the
+        sequence is shared out evenly."""
         if not sections:
             return 1.0
         return 0.5 if self.site.run_as.balanced else (sections + 1) / (2 * sections)

@@ -80,6 +80,6 @@ class OpStep:
     backward: tuple[tuple[int, int], ...]
     """Value and width of what its backward reads besides gradients."""
     kept: tuple[SavedTensor, ...]
-    is_cast: bool
+    comes_cast: bool
     """An operand of a narrow product comes from a norm, or an earlier product has cast it."""
     sends: bool

@@ -169,11 +169,11 @@ class Trace(ABC):
             gathered=tuple(self._gathered(op, inputs)),
             backward=tuple(self._backward(op, inputs)),
             kept=tuple(self._kept(op, inputs, dtype)) if self._has_gradient(op) else (),
-            is_cast=self._is_cast(op),
+            comes_cast=self._comes_cast(op),
             sends=sends(op),
         )
 
-    def _is_cast(self, op: Op) -> bool:
+    def _comes_cast(self, op: Op) -> bool:
         if not facts(op.target).scaled:
             return False
         value = self.facts.roots[op.inputs[0]]

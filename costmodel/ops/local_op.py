@@ -36,5 +36,5 @@ class LocalOp(NamedTuple):
     """Attention that looks back only: kernels skip the other half of the scores."""
     channels_last: bool = False
     """Its results are images whose channels are innermost in memory."""
-    is_cast: bool = False
+    comes_cast: bool = False
     """Of a narrow product: its operand comes from a norm, or an earlier product has cast it."""

@@ -44,7 +44,7 @@ def scaling_s(op: LocalOp, device: DeviceType) -> tuple[float, float, float]:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     parts = (_SCALE * (x + weight), back + _RESCALE * x * by_row, weights)
     if device.casting and not by_row:  # for both products of the backward at once
-        parts = (device.casting.operand * x * (not op.is_cast), device.casting.result * y, 0.0)
+        parts = (device.casting.operand * x * (not op.comes_cast), device.casting.result * y, 0.0)
     forward, inputs, own = (2 * curve.floor_s + memory_s(n, curve, device) for n in parts)
     wanted = op.differentiable and any(i.requires_grad and not i.is_param for i in op.inputs)
     trained = op.differentiable and any(i.requires_grad and i.is_param for i in op.inputs)
