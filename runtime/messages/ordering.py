@@ -12,9 +12,7 @@ from enum import Enum
 from itertools import accumulate
 
 from meshwright.runtime.messages.messages import Message
-
-Pair = tuple[int, int]
-"""Source and target."""
+from meshwright.runtime.world.groups import Pair
 
 
 class Act(Enum):
