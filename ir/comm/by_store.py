@@ -2,8 +2,9 @@
 
 A process group for that would have a connection from each rank to each other one: 16,383 per
 process in a job of 16,384. Here a rank writes what it says under a key of its own, the first rank
-reads all of them and writes one answer, which the others read: two operations of the store per
-rank, one more of the first rank for each, and no connection that is not there already.
+reads all of them and writes one answer, which the others read and confirm: some operations of the
+store per rank, and no connection that is not there already. The first rank goes on when all have
+read, as the store may be its own and go with it, and leaves no key behind.
 """
 
 import pickle
@@ -19,15 +20,13 @@ from meshwright.ir.torch_private import store_of
 
 T = TypeVar("T")
 
-OPERATIONS_PER_RANK = 4
-"""Of the store, for a value of every rank on every rank: to write it, to read the answer, and of
-the first rank to read it and to take it away."""
+OPERATIONS_PER_RANK = 5
+"""Of the store, for a value of every rank on every rank: to write it, to read the answer and to
+confirm that; and of the first rank to read it and to take it away."""
 _PREFIX = "meshwright/told"
 _turns: dict[str, int] = defaultdict(int)
 """Group -> exchanges so far: the same on all of its ranks. Never begun anew, as the store may
 outlive a group."""
-_answers: dict[str, list[str]] = defaultdict(list)
-"""Group -> keys of answers that some rank may still have to read."""
 
 
 def from_first(value: Any) -> Any:
@@ -78,7 +77,6 @@ class _Turn:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._store, name = store_of(group)
         self._key = f"{_PREFIX}/{_turns[name]}"
-        self._answers = _answers[name]
         _turns[name] += 1
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self.is_first = self._rank == 0
@@ -90,27 +88,29 @@ class _Turn:
         self._own = value
 
     def heard(self) -> list[Any]:
-        """All ranks' values, on the first one. That all have spoken says that they have read all
-        answers of before, which go now, as do their values."""
+        """All ranks' values, on the first one."""
         keys = [f"{self._key}/{rank}" for rank in range(1, self._size)]
         if self._store.has_extended_api():
             found = self._read(self._store.multi_get, keys)
         else:
             found = [self._read(self._store.get, key) for key in keys]
-        for key in (*keys, *self._answers):
+        for key in keys:
             self._store.delete_key(key)
-        self._answers.clear()
         return [self._own, *map(pickle.loads, found)]
 
     def answered(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, on all."""
-        key = f"{self._key}/answer"
+        """What the first rank makes, on all, once all have it."""
+        answer, read, done = (f"{self._key}/{name}" for name in ("answer", "read", "done"))
         if self.is_first:
             made = make()
-            self._store.set(key, _packed(made))
-            self._answers.append(key)
+            self._store.set(answer, _packed(made))
+            self._read(self._store.get, done)
+            for key in (answer, read, done):
+                self._store.delete_key(key)
             return made
-        heard: T = _unpacked(self._read(self._store.get, key))
+        heard: T = _unpacked(self._read(self._store.get, answer))
+        if self._store.add(read, 1) == self._size - 1:
+            self._store.set(done, "")
         return heard
 
     def _read(self, read: Callable[[Any], Any], what: Any) -> Any:
@@ -119,12 +119,13 @@ class _Turn:
         except RuntimeError as error:
             if "imeout" not in str(error):  # the store has gone, say: nothing more can be asked
                 raise
-            late = [key for key in ([what] if isinstance(what, str) else what)
-                    if not self._store.check([key])]  # fmt: skip
-            names = [key.rsplit("/", 1)[1].replace("answer", "0") for key in late[:8]]
+            keys = [what] if isinstance(what, str) else what
+            late = [key.rsplit("/", 1)[1] for key in keys if not self._store.check([key])]
+            whom = {"answer": "rank 0", "done": "all ranks"}
+            names = ", ".join(whom.get(name, f"rank {name}") for name in late[:8])
             raise dist.DistStoreError(
-                f"timed out: rank {self._rank} waits for what rank {', '.join(names)} "
-                f"has to say to {self._size} ranks; {error}"
+                f"timed out: rank {self._rank} of {self._size} waits for {names} in an exchange "
+                f"that all ranks take part in; {error}"
             ) from error
 
 

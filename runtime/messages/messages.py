@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from meshwright.codegen.lower.program import BorderValue, StageProgram
-from meshwright.ir.layout.border import Side, Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.layout.border import Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.plan.lines import Pair, side
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS, Action, Schedule, Work
-from meshwright.runtime.world.groups import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,6 @@ class Message:
     @property
     def target(self) -> int:
         return self.transfer.target
-
-
-def side(plan: Plan, stage: int) -> Side:
-    """The given stage at its borders."""
-    found = plan.stages[stage]
-    return Side(found.batch_shares, found.model_size, found.devices)
 
 
 def plan_messages(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 
+from meshwright.ir.plan.lines import Pair
 from meshwright.runtime.messages.messages import Message
-from meshwright.runtime.world.groups import Pair
 
 
 class Act(Enum):

@@ -7,64 +7,23 @@ for each direction: what they send each other never has to be ordered against wh
 to.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
-from math import prod
 
 import torch
 import torch.distributed as dist
 
-from meshwright.ir.errors import PlanError
+from meshwright.ir.comm.opening import opening_on
+from meshwright.ir.plan.lines import Line, Pair, in_order, line_of, plan_lines
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.torch_private import member_group
+from meshwright.runtime.world.open_files import make_room
 from meshwright.runtime.world.world import backends
-
-Line = tuple[int, ...]
-"""Global ranks that differ in one axis only, in order of their coordinate."""
-Pair = tuple[int, int]
-"""Source and target of messages."""
 
 _made = count()
 """Sets of groups made in this process: as many on every rank of a job."""
-
-
-def stage_lines(stage: Stage) -> dict[str, tuple[Line, ...]]:
-    """Axis -> its lines, in the order of the first rank of each."""
-    sizes, both = _meshes(stage)
-    found = {axis: _along(stage, sizes, axis) for axis in sizes}
-    return found | {"dp": _along(stage, both, "dp")}
-
-
-def line_of(stage: Stage, axis: str, rank: int) -> Line:
-    """The line of an axis that goes through a rank of the stage."""
-    sizes, both = _meshes(stage)
-    stride = _stride(both if axis == "dp" else sizes, axis)
-    size = both[axis] if axis == "dp" else sizes[axis]
-    at = stage.devices.index(rank)
-    first = at - at // stride % size * stride
-    return tuple(stage.devices[first + i * stride] for i in range(size))
-
-
-def _meshes(stage: Stage) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes of the axes, row-major, with data parallelism as two axes and as one."""
-    data = {axis: stage.mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard")}
-    return data | dict(stage.model), {"dp": prod(data.values())} | dict(stage.model)
-
-
-def _stride(sizes: dict[str, int], axis: str) -> int:
-    names = list(sizes)
-    return prod(sizes[name] for name in names[names.index(axis) + 1 :])
-
-
-def _along(stage: Stage, sizes: dict[str, int], axis: str) -> tuple[Line, ...]:
-    """The lines of an axis of a row-major mesh."""
-    stride = _stride(sizes, axis)
-    starts = [i for i in range(len(stage.devices)) if i // stride % sizes[axis] == 0]
-    return tuple(
-        tuple(stage.devices[start + i * stride] for i in range(sizes[axis])) for start in starts
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,44 +50,23 @@ class Groups:
         return self.by_ranks[ranks] if len(ranks) > 1 else None
 
 
-def in_order(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """Pairs of two ranks each in the one order of the whole job: by the lower rank, the higher
-    one, upward first. Who meets in an order that all share cannot wait in a circle."""
-    found = {(source, target) for source, target in pairs if source != target}
-    return tuple(sorted(found, key=lambda pair: (min(pair), max(pair), pair[0] > pair[1])))
-
-
-def plan_lines(plan: Plan, more: Iterable[Line] = ()) -> tuple[Line, ...]:
-    """All lines of a plan that need a group, each once, in the one order of the whole job. `more`
-    are further rank sets; PlanError if a line is not in ascending order."""
-    wanted = dict.fromkeys([*_lines(plan), *(tuple(sorted(line)) for line in more)])
-    return tuple(line for line in wanted if len(line) > 1)
-
-
 def make_groups(
     plan: Plan, rank: int, device: torch.device, pairs: Iterable[Pair], more: Iterable[Line] = ()
 ) -> Groups:
     """Makes the groups of `rank`; every rank of the job calls it as often. `pairs` are all that the
     rank has messages with; `more` are further rank sets, equal on all ranks."""
     number, backend = next(_made), backends().get(device.type, "")
+    lines = [line for line in plan_lines(plan, more) if rank in line]
+    opening, own = opening_on(device.type), in_order(pairs)
+    make_room(
+        opening.group(plan.world_size).sockets + len(own) * opening.pair().sockets
+        + sum(opening.group(len(line)).sockets for line in lines) + opening.store_sockets
+    )  # fmt: skip
 
     def made(kind: str, ranks: Line) -> dist.ProcessGroup:
         which = sha256(repr(ranks).encode()).hexdigest()[:16]
         return member_group(sorted(ranks), backend, f"meshwright-{number}-{kind}-{which}")
 
     return Groups(
-        {line: made("line", line) for line in plan_lines(plan, more) if rank in line},
-        {pair: made("pair", pair) for pair in in_order(pairs)},
+        {line: made("line", line) for line in lines}, {pair: made("pair", pair) for pair in own}
     )
-
-
-def _lines(plan: Plan) -> Iterator[Line]:
-    for index, stage in enumerate(plan.stages):
-        for axis, lines in stage_lines(stage).items():
-            for line in lines:
-                if line != tuple(sorted(line)):
-                    raise PlanError(
-                        f"stage {index}: the devices {line} along {axis} are not in ascending "
-                        f"order; list them as {tuple(sorted(line))}"
-                    )
-                yield line

@@ -8,7 +8,8 @@ the forward that the gradient is made of.
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime.world.groups import Groups, in_order
+from meshwright.ir.plan.lines import in_order
+from meshwright.runtime.world.groups import Groups
 
 
 def open_pairs(groups: Groups, rank: int, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from meshwright.ir.comm.by_store import judged
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan.plan import DeviceKind
+from meshwright.runtime.world.open_files import make_room
 
 BACKEND = "MESHWRIGHT_BACKEND"
 """Environment variable: the backend of process groups that a job makes, as torch writes them."""
@@ -39,8 +40,11 @@ def join(world_size: int, asked: torch.device | str | None, timeout_s: float) ->
     """
     if dist.is_initialized() or world_size == 1:
         return False
+    backend = _backend(asked)
+    if "gloo" in backend:
+        make_room(int(os.environ.get("WORLD_SIZE", world_size)))  # it connects all with all
     try:
-        dist.init_process_group(_backend(asked), timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except ValueError as error:
         raise MismatchError(
             f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "
