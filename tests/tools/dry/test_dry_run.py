@@ -56,11 +56,11 @@ def test_256_ranks_in_one_process():
     assert done.world_size == 256 and not [f for f in done.findings if f.severity == "error"]
     assert len(done.ranks) <= 8, "equal ranks are stepped once"
     assert done.seconds < 60
-    # Lines of tp, dp_replicate, dp_shard and dp, both ways to one neighbour, and all ranks.
-    assert (done.start.world_size, done.start.rank_groups) == (256, 7)
+    # Lines of four axes, both ways to one neighbour, a shared weight, and all ranks.
+    assert (done.start.world_size, done.start.rank_groups) == (256, 8)
     console = Console(file=StringIO(), width=200)
     show(done, console)
-    assert re.search(r"at start [\d,]+ groups, 7 of a rank at most; \d+ sockets of a rank at most "
+    assert re.search(r"at start [\d,]+ groups, 8 of a rank at most; \d+ sockets of a rank at most "
                      r"\(rank \d+\), 769 of the job's store; [\d,]+ operations of the store; "
                      r"about \d+\.\d s \(estimate\)", console.file.getvalue())  # fmt: skip
     assert all(rank.memory.peak_bytes > rank.memory.parameters_bytes > 0 for rank in done.ranks)
