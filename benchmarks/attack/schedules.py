@@ -6,7 +6,7 @@ Ranks are processes over a Gloo group that hangs where NCCL would (`testing/nccl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan, uniform_choice
+from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.solve import synthesise
@@ -152,19 +152,10 @@ def train_crossings(found: Sequence[Crossing]) -> list[Difference]:
 
 
 def _crossing(problem: Problem, one: Crossing) -> Choice:
-    blocks, count = len(problem.graph.blocks), len(one.stages)
-    ends = [blocks * i // count for i in range(count + 1)]
-    ranks = [0, *accumulate(dp * tp for dp, tp in one.stages)]
-    stages = tuple(
-        StageChoice(
-            start=ends[i], stop=ends[i + 1], devices=tuple(range(ranks[i], ranks[i + 1])),
-            dp_shard=dp, model=model_mesh({"tp": tp}) if tp > 1 else (), zero=int(dp > 1),
-        )
-        for i, (dp, tp) in enumerate(one.stages)
-    )  # fmt: skip
-    return Choice(
-        stages=stages, num_microbatches=one.num_microbatches, schedule=one.schedule,
-        num_ranks=count,
+    return uniform_choice(
+        problem, pp=len(one.stages), stage_dp=[dp for dp, _ in one.stages],
+        stage_tp=[tp for _, tp in one.stages], zero=1, schedule=one.schedule,
+        num_microbatches=one.num_microbatches,
     )  # fmt: skip
 
 
