@@ -28,6 +28,7 @@ os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "prec
 settings.register_profile("shared cores", deadline=None)
 settings.load_profile("shared cores")
 
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked `gpu` is left out where there is none, and says so."""
     if torch.cuda.device_count():
