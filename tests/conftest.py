@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
@@ -22,6 +23,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # Precisions that only tests ask for.
 os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "precisions"))
+
+# Cores are shared: how long an example takes says nothing.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
