@@ -168,8 +168,7 @@ class _Communicator:
             time.sleep(1e-3)
 
     def issue(self, text: str, run: Callable[[], None]) -> RuledWork:
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # what is sent has been made
+        _finish()  # what is sent has been made
         work = RuledWork(text, self.name)
         self.waiting.append(work)
         self._queue.put((work, run))
@@ -180,7 +179,7 @@ class _Communicator:
             work, run = self._queue.get()
             try:
                 run()
-            except RuntimeError as error:
+            except Exception as error:  # whoever waits for it raises it
                 work.error = error
             self.waiting.remove(work)
             work.over.set()
@@ -240,7 +239,8 @@ class RuledGroup(dist.ProcessGroup):
                 f"'{_as_text(theirs)}'"
             )
         act = self._gloo.send if kind == "send" else self._gloo.recv
-        with _on_host([tensor]) as (here,):
+        made = [tensor] if kind == "recv" else []
+        with _on_host(made, [tensor] if kind == "send" else []) as (here,):
             act([here], peer, more + _DATA).wait(_NEVER)
 
     def batch(self, operations: list[dist.P2POp]) -> RuledWork:
@@ -272,9 +272,9 @@ class RuledGroup(dist.ProcessGroup):
         return self._communicator().issue(f"batch of {len(operations)} messages", run)
 
     def _collective(
-        self, text: str, tensors: Sequence[Tensor], run: Callable[..., Any]
+        self, text: str, made: Sequence[Tensor], read: Sequence[Tensor], run: Callable[..., Any]
     ) -> RuledWork:
-        """`run` gets the tensors as they are on the host."""
+        """`run` gets what it writes, and then what it only reads, as they are on the host."""
 
         def checked() -> None:
             mine = _as_bytes(text)
@@ -286,44 +286,57 @@ class RuledGroup(dist.ProcessGroup):
                         f"rank {dist.get_rank()} has '{text}' where {self.ranks([rank])} has "
                         f"'{_as_text(theirs)}'"
                     )
-            with _on_host(tensors) as here:
+            with _on_host(made, read) as here:
                 run(*here).wait(_NEVER)
 
         return self._communicator().issue(text, checked)
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("all_reduce", *tensors), tensors,
+            _text("all_reduce", *tensors), tensors, [],
             lambda *here: self._gloo.allreduce([*here], options),
         )  # fmt: skip
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("broadcast", *tensors), tensors,
+            _text("broadcast", *tensors), tensors, [],
             lambda *here: self._gloo.broadcast([*here], options),
         )  # fmt: skip
 
     def reduce(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("reduce", *tensors), tensors, lambda *here: self._gloo.reduce([*here], options)
-        )
+            _text("reduce", *tensors), tensors, [],
+            lambda *here: self._gloo.reduce([*here], options),
+        )  # fmt: skip
 
     def allgather(self, outputs: Any, inputs: list[Tensor], options: Any = None) -> RuledWork:
         (into,), (given,) = outputs, inputs
-        return self._collective(
-            _text("all_gather", given), [given, *into],
-            lambda mine, *here: self._gloo.allgather([[*here]], [mine]),
-        )  # fmt: skip
+
+        def run(*here: Tensor) -> Any:
+            # Of unequal sizes, which Gloo does not gather.
+            *rooms, own = here
+            rooms[self.rank()].copy_(own)
+            for rank, room in enumerate(rooms):
+                self._send_to_all(room, rank)
+            return self._gloo.barrier()
+
+        sizes = [x.numel() for x in into]
+        return self._collective(f"all_gather into {sizes} {given.dtype}", into, [given], run)
+
+    def _send_to_all(self, x: Tensor, root: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._gloo.broadcast([x], options).wait(_NEVER)
 
     def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> RuledWork:
         return self._collective(
-            _text("all_gather", given), [output, given],
+            _text("all_gather", given), [output], [given],
             lambda into, mine: self._gloo._allgather_base(into, mine),
         )  # fmt: skip
 
     def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> RuledWork:
         return self._collective(
-            _text("reduce_scatter", given), [output, given],
+            _text("reduce_scatter", given), [output], [given],
             lambda into, mine: self._gloo._reduce_scatter_base(into, mine, options),
         )  # fmt: skip
 
@@ -335,24 +348,26 @@ class RuledGroup(dist.ProcessGroup):
         def run(into: Tensor, *parts: Tensor) -> Any:
             # Of unequal sizes, which Gloo does not scatter.
             flat = torch.cat([part.reshape(-1) for part in parts])
-            self._gloo.allreduce([flat], options).wait(_NEVER)
+            summing = dist.AllreduceOptions()
+            summing.reduceOp = dist.ReduceOp.SUM if options is None else options.reduceOp
+            self._gloo.allreduce([flat], summing).wait(_NEVER)
             own = flat.split([part.numel() for part in parts])[self.rank()]
             into.copy_(own.view(into.shape))
             return self._gloo.barrier()
 
-        return self._collective(_text("reduce_scatter", *parts), [into, *parts], run)
+        return self._collective(_text("reduce_scatter", *parts), [into], parts, run)
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, into: list[int], out: list[int], options: Any = None
     ) -> RuledWork:
         # Sizes differ from rank to rank by right.
         return self._collective(
-            "all_to_all", [output, given],
+            "all_to_all", [output], [given],
             lambda come, go: self._gloo.alltoall_base(come, go, into, out),
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> RuledWork:
-        return self._collective("barrier", [], self._gloo.barrier)
+        return self._collective("barrier", [], [], self._gloo.barrier)
 
     # torch's newer names for the same.
     all_gather_single = _allgather_base
@@ -361,14 +376,25 @@ class RuledGroup(dist.ProcessGroup):
 
 
 @contextmanager
-def _on_host(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in the host's memory: copies of those on a GPU, which get the values back."""
-    here = [x.cpu() if x.is_cuda else x for x in tensors]
+def _on_host(made: Sequence[Tensor], read: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in the host's memory: copies of those on a GPU, where what is made comes back."""
+    here = [x.detach().to("cpu", copy=True) if _is_far(x) else x for x in (*made, *read)]
     yield here
-    for x, copy in zip(tensors, here, strict=True):
-        if x.is_cuda:
-            x.copy_(copy)
-            torch.cuda.current_stream(x.device).synchronize()
+    for x, copy in zip(made, here, strict=False):
+        if _is_far(x):
+            x.detach().copy_(copy)
+    _finish()
+
+
+def _is_far(x: Tensor) -> bool:
+    """Whether Gloo cannot read it where it is."""
+    return x.is_cuda
+
+
+def _finish() -> None:
+    """Until the GPU has done what this thread has asked for."""
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
 
 
 def _text(name: str, *tensors: Tensor) -> str:

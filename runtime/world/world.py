@@ -124,7 +124,7 @@ def check_devices(places: Sequence[RankPlace], by_nccl: bool) -> None:
                 f"{len(here)} ranks on {place.host}, {len({p.gpu for p in here})} GPU: ranks "
                 f"{first} and {rank} share one, which NCCL refuses. Start as many ranks as there "
                 f"are GPUs, or run on CPUs with device='cpu', or for a test choose a backend that "
-                f"can, such as {BACKEND}=gloo"
+                f"can, such as {BACKEND}=gloo, which only sums and broadcasts what is on GPUs"
             )
 
 

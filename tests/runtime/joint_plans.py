@@ -26,10 +26,12 @@ MIDDLE = {
 """Of Llama's block: tokens are split from the second norm on."""
 
 
-def sequence_plan(graph: Graph, strategies: dict[str, str]) -> Plan:
-    """Llama on two ranks of tp, with these strategies in its blocks."""
-    problem = make_problem(graph, mw.Cluster.local(2), precision="fp64")
-    plan = build_plan(problem, uniform_choice(problem, tp=2), predict=False)
+def sequence_plan(
+    graph: Graph, strategies: dict[str, str], tp: int = 2, precision: str = "fp64"
+) -> Plan:
+    """Llama on ranks of tp, with these strategies in its blocks."""
+    problem = make_problem(graph, mw.Cluster.local(tp), precision=precision)
+    plan = build_plan(problem, uniform_choice(problem, tp=tp), predict=False)
 
     def changed(layout: BlockLayout) -> BlockLayout:
         if layout.pattern != "model.layers.*":

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from benchmarks.attack.schedules import (
     STEPS,
     TRACED,
+    Crossing,
     Traced,
     crossings,
     distinct,
@@ -20,6 +21,7 @@ from benchmarks.attack.schedules import (
 )
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule
 from meshwright.runtime.job.job import Job
+from meshwright.testing import nccl_rule
 from meshwright.testing.handmade import batches, make_job
 from meshwright.testing.nccl_rule import run_under_rule
 from meshwright.testing.spawn import RankFailed
@@ -123,3 +125,32 @@ def _swapped() -> None:
     works = [act(torch.ones(1 + tag), 1 - dist.get_rank(), tag=tag) for tag in (first, second)]
     for work in works:
         work.wait()
+
+
+def _unequal_parts() -> list[list[float]]:
+    """What each of three ranks gets of parts of other sizes, of which the second is none."""
+    rank, sizes = dist.get_rank(), [2, 0, 3]
+    gathered = [torch.zeros(n) for n in sizes]
+    dist.all_gather(gathered, torch.full((sizes[rank],), 1.0 + rank))
+    own = torch.zeros(sizes[rank])
+    dist.reduce_scatter(own, [torch.full((n,), float(n)) for n in sizes])
+    swapped = torch.zeros(3)
+    dist.all_to_all_single(swapped, torch.arange(3.0) + 10 * rank)
+    return [torch.cat(gathered).tolist(), own.tolist(), swapped.tolist()]
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["where it is", "through the host"])
+def test_parts_of_other_sizes_come_whole(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the host as what is on GPUs."""
+    monkeypatch.setattr(nccl_rule, "_is_far", lambda x: far)
+    for rank, (gathered, own, swapped) in enumerate(run_under_rule(3, _unequal_parts)):
+        assert gathered == [1, 1, 3, 3, 3]
+        assert own == [[6.0, 6.0], [], [9.0, 9.0, 9.0]][rank]
+        assert swapped == [rank, 10 + rank, 20 + rank]
+
+
+def test_jobs_go_through_the_host_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_rule, "_is_far", lambda x: True)
+    one = Crossing(((1, 2), (2, 1)), "zero_bubble")
+    (found,) = train_crossings([one])
+    assert found.worst_of_both <= 1e-9, str(found)
