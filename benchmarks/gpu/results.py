@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.gpu.step import Value
+from benchmarks.gpu.step import ERROR, Value
 from meshwright.ir.errors import PlanError
 
 SCHEMA = "meshwright.gpu-run/1"
@@ -27,6 +27,17 @@ class Result:
     seconds: float = 0.0
     limit_s: float = 0.0
     facts: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[str, Value]:
+        """Rows that failed, and why."""
+        failed = f"/{ERROR}"
+        return {k.removesuffix(failed): v for k, v in self.facts.items() if k.endswith(failed)}
+
+    @property
+    def sound(self) -> bool:
+        """Whether the step and all its rows are done."""
+        return self.status == "done" and not self.errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

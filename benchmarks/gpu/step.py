@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -25,6 +26,8 @@ SHARED = (
     "torch", "transformers", "meshwright.runtime.job.compile", "meshwright.planner.search.search",
 )  # fmt: skip
 """What most steps import."""
+ERROR = "error"
+"""Column of what a row of a step failed with."""
 LONGEST = 2000
 """Characters of a text."""
 BUDGET_S = 570.0
@@ -137,3 +140,13 @@ def checked(fact: object) -> Fact:
     if isinstance(value, float) and not isfinite(value):
         raise PlanError(f"fact {key} is {value}; it must be finite")
     return key, value
+
+
+def guarded(row: str, facts: Iterator[Fact]) -> Iterator[Fact]:
+    """The facts of one row of a step; if finding them fails, that is a fact, too, and others of
+    the step can still be found."""
+    try:
+        yield from facts
+    except Exception as error:
+        traceback.print_exc()
+        yield f"{row}/{ERROR}", f"{type(error).__name__}: {error}"
