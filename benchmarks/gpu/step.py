@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.claim import Claim
+from benchmarks.gpu.recipe import Recipe
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
 
@@ -24,8 +25,9 @@ the unit: `step_s`, `used_bytes`, `share`."""
 Facts = Mapping[str, Value]
 SHARED = (
     "torch", "transformers", "meshwright.runtime.job.compile", "meshwright.planner.search.search",
+    "meshwright.profiling.profiling", "benchmarks.gpu.planned", "benchmarks.gpu.eager",
 )  # fmt: skip
-"""What most steps import."""
+"""What most steps import, models of transformers included."""
 ERROR = "error"
 """Column of what a row of a step failed with."""
 LONGEST = 2000
@@ -102,6 +104,8 @@ class Step:
     """What the runner loads before it forks."""
     run: Callable[[Place], Iterator[Fact]]
     """Yields facts, each of which is kept at once, whatever happens later."""
+    recipes: tuple[Recipe, ...] = ()
+    """Plans that it runs, which `--prepare` searches."""
     claims: tuple[Claim, ...] = ()
     """What the docs say of it."""
 

@@ -83,13 +83,18 @@ def _images(named: bool, tiny_side: int) -> Callable[..., Batch]:
     return draw
 
 
-def _gpt2(tiny: bool, dropout: float) -> nn.Module:
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 64}
-    full = {"n_embd": 1024, "n_layer": 24, "n_head": 16}  # Radford et al. 2019, table 2
-    return GPT2LMHeadModel(GPT2Config(
-        **(sizes if tiny else full), use_cache=False, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
-    ))  # fmt: skip
+def _gpt2(width: int, layers: int) -> Callable[[bool, float], nn.Module]:
+    """Of Radford et al. 2019, table 2."""
+
+    def build(tiny: bool, dropout: float) -> nn.Module:
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+        full = {"n_embd": width, "n_layer": layers, "n_head": width // 64}
+        return GPT2LMHeadModel(GPT2Config(
+            **(sizes if tiny else full), use_cache=False, bos_token_id=0, eos_token_id=0,
+            resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+        ))  # fmt: skip
+
+    return build
 
 
 def _llama(tiny: bool, dropout: float) -> nn.Module:
@@ -139,7 +144,8 @@ def _classified(logits: Tensor, labels: Tensor) -> Tensor:
 WORKLOADS = {
     one.name: one
     for one in (
-        Workload("gpt2-medium", _gpt2, (8, 2), _words(50257, 1024)),
+        Workload("gpt2-small", _gpt2(768, 12), (8, 2), _words(50257, 1024)),
+        Workload("gpt2-medium", _gpt2(1024, 24), (8, 2), _words(50257, 1024)),
         Workload("llama-1b", _llama, (4, 2), _words(128256, 2048)),
         Workload("bert-large", _bert, (32, 2), _words(30522, 512)),
         Workload("resnet-50", _resnet, (128, 2), _images(named=False, tiny_side=32), _classified),

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.gpu.claim import Claim, Number, fact, fixed, ratio
-from benchmarks.gpu.step import Fact, Place, Step, guarded
+from benchmarks.gpu.claim import Claim, Number, banded, fact, fixed, ratio
+from benchmarks.gpu.step import Fact, Facts, Place, Step, guarded
 
 LARGE = 8192
 """Rows, columns and depth of a large product."""
@@ -107,17 +107,7 @@ def _compiled(name: str, make: Any, place: Place) -> Iterator[Fact]:
     yield f"{name}/compiled_s", _seconds(torch.compile(case.plain), place)
 
 
-def _end(row: str, sign: int) -> Number:
-    """An end of the band around what the preset predicts."""
-
-    def read(facts):  # type: ignore[no-untyped-def]
-        took, band = fact(f"{row}/predicted_s")(facts), fact(f"{row}/band")(facts)
-        return None if took is None or band is None else took * (1 + sign * band)
-
-    return read
-
-
-def _least_share(facts: object) -> float:
+def _least_share(facts: Facts) -> float:
     """What machine code was counted to reach at least."""
     from meshwright.testing.copy_share import LEAST
 
@@ -127,13 +117,14 @@ def _least_share(facts: object) -> float:
 def _worst(key: str) -> Number:
     """The smallest value of a column."""
 
-    def read(facts):  # type: ignore[no-untyped-def]
-        return min((v for k, v in facts.items() if k.endswith(f"/{key}")), default=None)
+    def read(facts: Facts) -> float | None:
+        found = (fact(name)(facts) for name in facts if name.endswith(f"/{key}"))
+        return min((x for x in found if x is not None), default=None)
 
     return read
 
 
-def _slowest(facts):  # type: ignore[no-untyped-def]
+def _slowest(facts: Facts) -> float | None:
     """The largest time of ours over plain torch's."""
     rows = [key.removesuffix("/ours_s") for key in facts if key.endswith("/ours_s")]
     found = [ratio(f"{row}/ours_s", f"{row}/eager_s")(facts) for row in rows]
@@ -145,9 +136,11 @@ STEP = Step(
     order=30, limit_s=80, least_s=20, run=run,
     claims=(
         Claim(text="a large copy takes what the preset says", page="results/devices.md", unit="s",
-              low=_end("copy", -1), high=_end("copy", 1), measured=fact("copy/measured_s")),
+              low=banded("copy/predicted_s", "copy/band", -1),
+              high=banded("copy/predicted_s", "copy/band", 1), measured=fact("copy/measured_s")),
         Claim(text="a large product in bfloat16 takes what the preset says", unit="s",
-              page="results/devices.md", low=_end("product", -1), high=_end("product", 1),
+              page="results/devices.md", low=banded("product/predicted_s", "product/band", -1),
+              high=banded("product/predicted_s", "product/band", 1),
               measured=fact("product/measured_s")),
         Claim(text="the memory-bound kernel that comes off worst reaches the counted share of a "
                    "copy", page="results/kernel_code.md", low=_least_share, high=fixed(2.0),

@@ -1,96 +1,90 @@
 """Five models: a step and its memory as predicted, by a job, and by plain PyTorch."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from benchmarks.gpu.claim import Claim, Number, fact, on_page
-from benchmarks.gpu.step import Fact, Place, Step, guarded
+from benchmarks.gpu.claim import Claim, Number, banded, fact, on_page
+from benchmarks.gpu.recipe import Recipe
+from benchmarks.gpu.step import ERROR, Fact, Facts, Place, Step, guarded
 
-NAMES = ("gpt2-medium", "llama-1b", "bert-large", "resnet-50", "vit-l")
-_EACH_S = 12.0
+if TYPE_CHECKING:
+    from meshwright.ir.profile.profile import Profile
+
+RECIPES = tuple(
+    Recipe(name=name, workload=name)
+    for name in ("gpt2-medium", "llama-1b", "bert-large", "resnet-50", "vit-l")
+)
+_EACH_S = 12
 """That a model needs at least."""
 
 
 def run(place: Place) -> Iterator[Fact]:
     """Yields per model: predictions, times and memory, the job's first."""
     from benchmarks.gpu.planned import profile_of
-    from benchmarks.gpu.workloads import WORKLOADS
 
     profile = profile_of(place)
     yield "profile", profile.fingerprint if profile else "none: no step has measured one"
-    for name in NAMES:
-        if place.left_s < place.of(int(_EACH_S), 1):
-            yield f"{name}/error", f"left out: {place.left_s:.0f} s were left"
+    for recipe in RECIPES:
+        if place.left_s < place.of(_EACH_S, 1):
+            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
             continue
-        yield from guarded(name, one_model(place, WORKLOADS[name], profile))
+        yield from guarded(recipe.name, one_model(place, recipe, profile))
 
 
-def one_model(place: Place, workload, profile) -> Iterator[Fact]:  # type: ignore[no-untyped-def]
+def one_model(place: Place, recipe: Recipe, profile: "Profile | None") -> Iterator[Fact]:
     """Yields the facts of one model."""
     from benchmarks.gpu.eager import Autocast, Copies
     from benchmarks.gpu.measured import free, time_steps
-    from benchmarks.gpu.planned import job_of, planned, predict_again
-    from benchmarks.gpu.workloads import on
+    from benchmarks.gpu.planned import batch_of, job_of, planned, predict_again
 
-    name = workload.name
-    found = planned(place, workload)
-    yield f"{name}/plan", found.origin
-    yield f"{name}/predicted_s", found.predicted.step_s
-    yield f"{name}/band", found.predicted.error_band
-    yield f"{name}/predicted_bytes", found.predicted.stages[0].memory.used_bytes
+    name = recipe.name
+    found = planned(place, recipe)
+    yield from found.facts(name)
     if profile is not None:
-        again = predict_again(found.graph, place.cluster(), found.plan, profile)
+        again = predict_again(found, place.cluster(), profile)
         yield f"{name}/profiled_s", again.step_s
         yield f"{name}/profiled_band", again.error_band
-    batch = on(workload.batch(place.rehearsal), place.device)
+    batch = batch_of(found, place)
     free(place.device)
-    job = job_of(found, workload, place)
+    job = job_of(found, place)
     yield from time_steps(job.step, batch, place).facts(name)
     job.close()
     del job
     for kind in (Copies, Autocast):
         free(place.device)
-        model = workload.model(place.rehearsal, place.device)
-        eager = kind(model, workload.loss_fn, place.device)
+        eager = kind(found.workload.model(place.rehearsal, place.device), found.workload.loss_fn,
+                     place.device)  # fmt: skip
         prefix = f"{kind.__name__.lower()}_"
         yield from time_steps(eager.step, batch, place).facts(name, prefix)
-        del model, eager
-
-
-def _banded(name: str, which: str, sign: int) -> Number:
-    """An end of the range of step times that a prediction states."""
-
-    def read(facts):  # type: ignore[no-untyped-def]
-        step_s, band = fact(f"{name}/{which}_s")(facts), fact(f"{name}/{_BANDS[which]}")(facts)
-        return None if step_s is None or band is None else step_s * (1 + sign * band)
-
-    return read
+        del eager
 
 
 def _within(name: str, sign: int) -> Number:
     """An end of the range of bytes, by the bar that the page of results names for memory."""
     bar = on_page("results/README.md", r"\(asked \d+, \d+, [\d.]+, (\d+), \d+\)", 0.01)
 
-    def read(facts):  # type: ignore[no-untyped-def]
+    def read(facts: Facts) -> float | None:
         nbytes, share = fact(f"{name}/predicted_bytes")(facts), bar(facts)
         return None if nbytes is None or share is None else nbytes * (1 + sign * share)
 
     return read
 
 
-_BANDS = {"predicted": "band", "profiled": "profiled_band"}
 CLAIMS = tuple(
     claim
-    for name in NAMES
+    for name in (recipe.name for recipe in RECIPES)
     for claim in (
         Claim(
             text=f"{name}: a step takes what its plan says, within the band that it states",
             page="concepts.md", unit="s", measured=fact(f"{name}/chained_s"),
-            low=_banded(name, "predicted", -1), high=_banded(name, "predicted", 1),
+            low=banded(f"{name}/predicted_s", f"{name}/band", -1),
+            high=banded(f"{name}/predicted_s", f"{name}/band", 1),
         ),
         Claim(
             text=f"{name}: so with a profile of this machine",
             page="concepts.md", unit="s", measured=fact(f"{name}/chained_s"),
-            low=_banded(name, "profiled", -1), high=_banded(name, "profiled", 1),
+            low=banded(f"{name}/profiled_s", f"{name}/profiled_band", -1),
+            high=banded(f"{name}/profiled_s", f"{name}/profiled_band", 1),
         ),
         Claim(
             text=f"{name}: what the allocator takes is what the plan says, as near as on CPUs",
@@ -102,5 +96,5 @@ CLAIMS = tuple(
 
 STEP = Step(
     name="models", does="steps and memory of five models: predicted, by a job, by plain PyTorch",
-    order=50, limit_s=150, least_s=20, run=run, claims=CLAIMS,
+    order=50, limit_s=150, least_s=20, run=run, recipes=RECIPES, claims=CLAIMS,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from benchmarks.gpu.claim import Claim, Number, fact
 from benchmarks.gpu.results import PROFILE
-from benchmarks.gpu.step import Fact, Place, Step
+from benchmarks.gpu.step import Fact, Facts, Place, Step
 from meshwright.ir.cluster.device import OpClass
 
 _SPARE_S = 12.0
@@ -14,7 +14,7 @@ _SPARE_S = 12.0
 def run(place: Place) -> Iterator[Fact]:
     """Yields how much was measured, then per curve the preset's times over the measured ones."""
     from benchmarks.gpu.evidence import curve_rows, link_rows
-    from benchmarks.gpu.planned import PLAIN
+    from benchmarks.gpu.recipe import PLAIN
     from benchmarks.gpu.workloads import PRECISION, WORKLOADS
     from meshwright.profiling.profiling import profile
 
@@ -36,7 +36,7 @@ def run(place: Place) -> Iterator[Fact]:
 
 
 def _end(row: str, sign: int) -> Number:
-    def read(facts):  # type: ignore[no-untyped-def]
+    def read(facts: Facts) -> float | None:
         band = fact(f"{row}/band")(facts)
         return None if band is None else 1 + sign * band
 
