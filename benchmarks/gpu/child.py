@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.gpu.seen import note_modules
 from benchmarks.gpu.step import Place, Step, checked, load_steps
 from meshwright.runtime.world.children import die_with_parent
 
@@ -57,6 +58,13 @@ def _redirect(log: Path) -> None:
 
 def _tell(step: Step, place: Place, facts: Path) -> int:
     """Runs the step; its exit code."""
+    try:
+        return _facts_of(step, place, facts)
+    finally:
+        note_modules()
+
+
+def _facts_of(step: Step, place: Place, facts: Path) -> int:
     with facts.open("a", encoding="utf-8") as file:
 
         def write(*line: object) -> None:

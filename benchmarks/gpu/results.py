@@ -26,6 +26,8 @@ class Result:
     """What went wrong; empty for steps that are done."""
     seconds: float = 0.0
     limit_s: float = 0.0
+    cpu_s: float = 0.0
+    """Processor time of a step that ended by itself, and of what it waited for."""
     facts: dict[str, Value] = field(default_factory=dict)
 
     @property

@@ -116,13 +116,13 @@ def run_one(step: Step, place: Place, left_s: float, *, anew: bool = False) -> R
     facts.write_bytes(b"")
     log.write_bytes(b"")
     begun = time.monotonic()
-    ours = children_now()
+    ours, cpu_s = children_now(), list[float]()
     with orphans_come_here():
         pid = os.fork()
         if pid == 0:
             become(step, replace(place, until=begun + limit), facts, log, anew=anew)
         try:
-            status, why = _watch(pid, begun + limit, step.most_bytes or _most_bytes(), log)
+            status, why = _watch(pid, begun + limit, step.most_bytes or _most_bytes(), log, cpu_s)
         finally:
             _kill(pid)
             end_orphans(ours)
@@ -138,16 +138,19 @@ def run_one(step: Step, place: Place, left_s: float, *, anew: bool = False) -> R
     facts.unlink()
     log.unlink()
     return Result(step=step.name, status=status, why=why, seconds=round(seconds, 2),
-                  limit_s=round(limit, 2), facts=found)  # fmt: skip
+                  limit_s=round(limit, 2), cpu_s=round(sum(cpu_s), 2), facts=found)  # fmt: skip
 
 
-def _watch(pid: int, until: float, most_bytes: int, log: Path) -> tuple[Status | str, str]:
-    """Waits for a process; ("", how it ended) if it ended by itself."""
+def _watch(
+    pid: int, until: float, most_bytes: int, log: Path, cpu_s: list[float]
+) -> tuple[Status | str, str]:
+    """Waits for a process; ("", how it ended), and what it computed, if it ended by itself."""
     look = 0.0
     while True:
-        done, code = os.waitpid(pid, os.WNOHANG)
+        done, code, used = os.wait4(pid, os.WNOHANG)
         if done:
             number = os.waitstatus_to_exitcode(code)
+            cpu_s.append(used.ru_utime + used.ru_stime)
             return "", _signal_name(-number) if number < 0 else ""
         now = time.monotonic()
         if now > until:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -104,6 +104,8 @@ class Step:
     """What the runner loads before it forks."""
     run: Callable[[Place], Iterator[Fact]]
     """Yields facts, each of which is kept at once, whatever happens later."""
+    reads: tuple[str, ...] = ()
+    """Steps whose files it reads, if they have left any."""
     recipes: tuple[Recipe, ...] = ()
     """Plans that it runs, which `--prepare` searches."""
     claims: tuple[Claim, ...] = ()
@@ -118,15 +120,44 @@ class Step:
 
 
 def load_steps() -> tuple[Step, ...]:
-    """All steps of the folder in their order; PlanError if one is not what its file is called."""
+    """All steps of the folder in their order; PlanError if one is not what its file is called.
+
+    A file that cannot be imported, for a package that this machine lacks, is a step that fails.
+    """
     from benchmarks.gpu import steps
 
     files = Files(sys.modules[steps.__name__], "step")
-    found = [(name, files.load(name).STEP) for name in files.names]
+    found = [(name, _load(files, name)) for name in files.names]
     for name, step in found:
         if step.name != name:
             raise PlanError(f"steps/{name}.py: its step is called {step.name!r}; call it {name!r}")
     return tuple(sorted((step for _, step in found), key=lambda step: (step.order, step.name)))
+
+
+def _load(files: Files, name: str) -> Step:
+    try:
+        step: Step = files.load(name).STEP
+    except ImportError as error:
+        why = f"steps/{name}.py cannot be imported: {error}"
+
+        def fail(place: Place) -> Iterator[Fact]:
+            raise ImportError(why)
+
+        return Step(name=name, does=why, order=0, limit_s=1.0, least_s=0.1, gpus=0, run=fail)
+    return step
+
+
+def recipes_of(steps: Iterable[Step]) -> tuple[Recipe, ...]:
+    """Those of all steps, each once; PlanError if two that differ have one name."""
+    found: dict[str, Recipe] = {}
+    for step in steps:
+        for recipe in step.recipes:
+            if found.setdefault(recipe.name, recipe) != recipe:
+                raise PlanError(
+                    f"step {step.name}: another recipe is called {recipe.name!r}, and both would "
+                    "be one file: give it another name"
+                )
+    return tuple(found.values())
 
 
 def checked(fact: object) -> Fact:
