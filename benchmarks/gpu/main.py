@@ -9,7 +9,9 @@ python -m benchmarks.gpu --fold RUN       after it: keeps the profile's curves b
 """
 
 import argparse
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -81,12 +83,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reach_wheels() -> None:
-    """What was carried is found last here, and by the Pythons that steps start."""
-    wheels = ROOT / seen.WHEELS
-    if wheels.is_dir() and sys.version_info[:2] == tuple(map(int, seen.PYTHON.split("."))):
-        sys.path.append(str(wheels))
+    """What was carried is found first, here and by the Pythons that steps start."""
+    carried = ROOT / seen.WHEELS
+    if carried.is_dir() and sys.version_info[:2] == tuple(map(int, seen.PYTHON.split("."))):
+        folder = tempfile.mkdtemp(prefix="meshwright-wheels-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        seen.unpack(carried, Path(folder))
+        sys.path.insert(0, folder)
         before = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, str(ROOT), str(wheels))))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, str(ROOT), before)))
 
 
 def run_day(given: argparse.Namespace) -> None:
@@ -159,7 +164,8 @@ def print_needs(there: Path, rehearsed: Path | None) -> None:
             run_day(_parser().parse_args(["--rehearse", "--out", str(rehearsed)]))
         modules = (rehearsed / seen.MODULES).read_text(encoding="utf-8").split()
     pinned = seen.versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
-    wheels = seen.lacking(modules, seen.versions(there.read_text(encoding="utf-8")), pinned)
+    asked = seen.wanted((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheels = seen.lacking(modules, seen.versions(there.read_text(encoding="utf-8")), pinned, asked)
     print("\n".join(wheels))
     print(f"\n{seen.command(wheels)}")
 

@@ -7,9 +7,13 @@ themselves, and Pythons that they start do by `hook/sitecustomize.py`.
 import os
 import re
 import sys
+import tomllib
+import zipfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from meshwright.ir.errors import PlanError
 
@@ -19,8 +23,9 @@ HOOK = Path(__file__).parent / "hook"
 MODULES = "modules.txt"
 """Of a run: the names of all."""
 WHEELS = "device-wheels"
-"""Folder of what is carried, which git ignores."""
-PYTHON, PLATFORM = "3.12", "manylinux_2_28_x86_64"
+"""Folder of the wheels that are carried, which git ignores."""
+PYTHON = "3.12"
+PLATFORMS = tuple(f"manylinux{kind}_x86_64" for kind in ("_2_28", "_2_27", "_2_17", "2014"))
 """Of the machine that has the GPU."""
 
 
@@ -64,31 +69,66 @@ def versions(text: str) -> dict[str, str]:
     return found
 
 
+def wanted(pyproject: str) -> set[str]:
+    """Names of the packages that a project asks for, its extras included."""
+    project = tomllib.loads(pyproject)["project"]
+    groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+    return {_plain(Requirement(line).name) for group in groups for line in group}
+
+
 def lacking(
-    modules: Iterable[str], there: Mapping[str, str], pinned: Mapping[str, str]
+    modules: Iterable[str],
+    there: Mapping[str, str],
+    pinned: Mapping[str, str],
+    asked: Iterable[str],
 ) -> list[str]:
     """`name==version` of what is imported and not there; PlanError where nothing pins a version.
 
-    `there`: packages of the machine; `pinned`: versions that this project is tested with.
+    `there`: packages of the machine; `pinned`: versions that this project is tested with; `asked`:
+    what it imports itself. What packages that are there import is their own affair, as they may be
+    of another version; of those that are carried it is carried, too, unless it is there and fits.
     """
-    found = []
-    for name in sorted(distributions(modules) - set(there) - _OURS):
+    imported = distributions(modules)
+    todo = sorted((set(asked) & imported) - set(there))
+    found: dict[str, str] = {}
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
         if name not in pinned:
             raise PlanError(f"{name} is imported and has no version in constraints.txt: add it")
-        found.append(f"{name}=={pinned[name]}")
-    return found
+        found[name] = pinned[name]
+        for text in metadata.requires(name) or ():
+            need = Requirement(text)
+            plain = _plain(need.name)
+            if plain in imported and not _fits(need, there.get(plain)):
+                todo.append(plain)
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def _fits(need: Requirement, version: str | None) -> bool:
+    """Whether a package that is there, of a version or an unknown one, will do; an unknown one is
+    taken to be new enough, but not to be old enough."""
+    if version:
+        return need.specifier.contains(version, prereleases=True)
+    bounded = any(one.operator in ("<", "<=", "==", "~=") for one in need.specifier)
+    return version is not None and not bounded
 
 
 def command(wheels: Iterable[str]) -> str:
-    """What brings them into the folder that is carried."""
+    """What brings them into the folder that is carried, as files that it holds together."""
+    kinds = " ".join(f"--platform {name}" for name in PLATFORMS)
     return (
-        f"pip install --no-deps --no-compile --only-binary=:all: --target {WHEELS} "
-        f"--python-version {PYTHON} --platform {PLATFORM} --platform manylinux2014_x86_64 "
-        + " ".join(wheels)
+        f"pip download --no-deps --only-binary=:all: -d {WHEELS} --python-version {PYTHON} "
+        f"{kinds} {' '.join(wheels)}"
     )
 
 
-_OURS = frozenset({"meshwright"})
+def unpack(folder: Path, target: Path) -> None:
+    """Unpacks all wheels of a folder; what is in them can then be imported from `target`."""
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(target)
 
 
 def _plain(name: str) -> str:

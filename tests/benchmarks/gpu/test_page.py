@@ -204,11 +204,25 @@ def test_the_print_of_the_rivals_is_read():
 
 
 def test_what_is_there_is_not_carried_and_what_nobody_pins_is_said():
-    pinned = {"pydantic": "2.14.3", "psutil": "7.2.2", "pyyaml": "6.0.3"}
-    assert seen.lacking(["pydantic", "psutil", "json"], {"psutil": ""}, pinned) == [
-        "pydantic==2.14.3"
-    ]
-    assert seen.lacking(["yaml"], {}, pinned) == ["pyyaml==6.0.3"]
+    pinned = {"pydantic": "2.14.3", "pydantic-core": "2.50.4", "psutil": "7.2.2", "pyyaml": "6.0.3"}
+    modules = ["pydantic", "pydantic_core", "psutil", "yaml", "json"]
+    asked = {"pydantic", "psutil", "pyyaml"}
+
+    def lacking(*there: str) -> list[str]:
+        return seen.lacking(modules, seen.versions("\n".join(there)), pinned, asked)
+
+    core, whole = "pydantic-core==2.50.4", "pydantic==2.14.3"
+    assert lacking("psutil", "PyYAML") == [whole, core]
+    assert lacking("psutil", "PyYAML", "pydantic") == []
+    assert lacking("psutil", "pyyaml", core) == [whole]
+    # Of an unknown version it may be too new.
+    assert lacking("psutil", "pyyaml", "pydantic_core") == [whole, core]
+    assert lacking("psutil", "pyyaml", "pydantic_core==2.0") == [whole, core]
     with pytest.raises(PlanError, match="add it"):
-        seen.lacking(["pydantic"], {}, {})
+        seen.lacking(["pydantic"], {}, {}, {"pydantic"})
+
+
+def test_lists_of_packages_are_read():
     assert seen.versions("# x\nPyYAML==6\nPy_yaml\n") == {"pyyaml": "6", "py-yaml": ""}
+    assert seen.wanted('[project]\ndependencies = ["A_b>=1"]\n'
+                       '[project.optional-dependencies]\nx = ["c[d]"]') == {"a-b", "c"}  # fmt: skip
