@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Calls of the driver by which the host waits."""
+_OPERATORS = ("aten::", "meshwright::")
 _LISTED = 12
 """Operators that are listed, those first that take the host most."""
 RECIPE = Recipe(name="gpt2-medium", workload="gpt2-medium")
@@ -79,21 +80,30 @@ def _profiled(job: "Job", batch: "Batch", place: Place) -> Iterator[Fact]:
     with profile(activities=kinds) as seen:
         job.step(batch)
         wait(place.device)
-    events: Any = seen.events()
+    # Named ranges, such as the optimizer's step, are shown on the device, too, and are no kernels.
+    events: Any = [e for e in seen.events() or () if not getattr(e, "is_user_annotation", False)]
     cuda = torch.autograd.DeviceType.CUDA
     spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type == cuda)
     yield from kernel_facts(spans)
     names = [e.name for e in events if e.device_type != cuda]
     yield "launches", sum(name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for name in names)
     # One wait is our own, after the step.
-    waits = sum(name.startswith(WAITS) for name in names if name not in ("cudaMemcpyAsync",))
+    waits = sum(name in WAITS for name in names)
     yield "waits", max(0, waits - (place.device == "cuda"))
-    yield "operators", sum(name.startswith(("aten::", "meshwright::")) for name in names)
+    yield "operators", sum(_is_outer(e) for e in events)
     averages: Any = seen.key_averages()
     busiest = sorted(averages, key=lambda one: one.self_cpu_time_total, reverse=True)[:_LISTED]
     for one in busiest:
         yield f"{one.key.replace('/', ' ')[:90]}/calls", one.count
         yield f"{one.key.replace('/', ' ')[:90]}/host_s", one.self_cpu_time_total / 1e6
+
+
+def _is_outer(event: Any) -> bool:
+    """Whether it is an operator that no other one calls."""
+    above = event.cpu_parent
+    return event.name.startswith(_OPERATORS) and not (
+        above is not None and above.name.startswith(_OPERATORS)
+    )
 
 
 def kernel_facts(spans: Sequence[tuple[float, float]]) -> Iterator[Fact]:
