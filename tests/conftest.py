@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from hypothesis import settings
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
@@ -17,3 +18,7 @@ os.environ.setdefault("MESHWRIGHT_CHECK", "0")
 
 # Precisions that only tests ask for.
 os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "precisions"))
+
+# Cores are shared: how long an example takes says nothing.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.memory.memory_timeline import held_stages, peak, peaks
+from meshwright.costmodel.memory.stack_bytes import late_bytes
 from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.stage.placement import StageCosts, axis_ranks
 from meshwright.costmodel.stage.stage_model import StageModel
@@ -53,6 +54,19 @@ def _rank_memory(
         # serve the other.
         beyond += kinds.communication - held.communication
         beyond += max(0, kinds.activations - held.activations)
+    inputs = _inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host)
+    process = _process_bytes(tables, plan, device, own)
+    if not on_host:
+        allocated = parameters + held.gradients + optimizer + moving + inputs
+        beyond += tables.run_as.memory.reserved * allocated
+        # An allocator gives back what is reserved apart when memory is short.
+        apart = sum(models[i].memory.stack.apart for i in own)
+        apart += late_bytes(
+            tables.run_as.memory.late, [b for i in own for b in costs[i].cost.blocks],
+            len(table.rows), plan.num_microbatches,
+        )  # fmt: skip
+        spare = device.memory_bytes - process - allocated - beyond
+        beyond += max(0.0, min(apart, spare))
     return RankMemory(
         parameters_bytes=parameters,
         gradients_bytes=held.gradients,
@@ -60,9 +74,9 @@ def _rank_memory(
         activations_bytes=held.activations,
         communication_bytes=held.communication,
         workspace_bytes=held.workspace,
-        inputs_bytes=_inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host),
+        inputs_bytes=inputs,
         fragmentation_bytes=round(beyond),
-        process_bytes=_process_bytes(tables, plan, device, own),
+        process_bytes=process,
         host_bytes=sum(models[i].memory.host for i in own),
     )
 
