@@ -41,6 +41,8 @@ BAD = {
     "eats": "held = []\n    while True: held.append(bytearray(b'x' * 2**24)); time.sleep(.001)",
     "good": "yield 'after', 2.5",
 }
+BROKEN = "import nobody_has_this\n"
+"""A file of a step that needs a package which the machine lacks."""
 MORE = {"eats": ", most_bytes=2**29"}
 LIMIT = {"hang": 1.5}
 
@@ -50,6 +52,7 @@ def write_steps(folder: Path) -> None:
         text = HEAD.format(body=f"    {body}", name=name, order=order, more=MORE.get(name, ""),
                            limit=LIMIT.get(name, 30))  # fmt: skip
         (folder / f"{name}.py").write_text(text)
+    (folder / "broken.py").write_text(BROKEN)
 
 
 def day(folder: Path, *arguments: str, steps: Path | None = None) -> dict[str, dict]:
@@ -70,7 +73,7 @@ def bad(request, tmp_path_factory):
     steps, out = tmp_path_factory.mktemp("steps"), tmp_path_factory.mktemp("out")
     write_steps(steps)
     anew = ["--anew"] if request.param == "anew" else []
-    return day(out, *anew, "--only", *BAD, steps=steps), out
+    return day(out, *anew, "--only", "broken", *BAD, steps=steps), out
 
 
 def test_each_bad_step_says_how_it_ended_and_the_rest_goes_on(bad):
@@ -79,23 +82,27 @@ def test_each_bad_step_says_how_it_ended_and_the_rest_goes_on(bad):
         "hang": "out of time", "killed": "died", "raises": "failed", "silent": "died",
         "leaves": "failed", "garbage": "failed", "nan": "failed", "scribbles": "done",
         "floods": "failed", "eats": "out of memory", "good": "done",
+        "broken": "failed",
     }  # fmt: skip
     assert found["killed"]["why"] == "ended by SIGSEGV"
     assert found["raises"]["why"] == "ValueError: no good"
-    assert "after 2 s" in found["hang"]["why"]
+    assert "it was killed after" in found["hang"]["why"]
+    assert "No module named 'nobody_has_this'" in found["broken"]["why"]
     assert "lines of facts could not be read" in found["scribbles"]["why"]
 
 
 def test_what_was_found_before_stays(bad):
     found, _ = bad
-    assert all(one["facts"]["before"] == 1 for one in found.values())
+    assert all(found[name]["facts"]["before"] == 1 for name in BAD)
     assert found["good"]["facts"] == {"before": 1, "after": 2.5}
 
 
 def test_nothing_of_a_step_outlives_it(bad):
     _, out = bad
     assert not psutil.pid_exists(int((out / "pid").read_text()))
-    assert {path.name for path in out.iterdir()} == {"results.json", "log.txt", "pid"}
+    assert {path.name for path in out.iterdir()} <= {
+        "results.json", "log.txt", "modules.txt", "pid",
+    }  # fmt: skip
     assert (out / "log.txt").stat().st_size < 2**20
 
 
