@@ -1,5 +1,6 @@
 """The predicted peak of each pipeline rank: what its stages hold, what the process does."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.costmodel.cost_cache import CostTables
@@ -11,6 +12,7 @@ from meshwright.costmodel.stage.placement import StageCosts, axis_ranks
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.plan.lines import border_pairs
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import RankMemory
 
@@ -95,13 +97,14 @@ def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequ
 
 
 def _groups(plan: Plan, own: Sequence[int]) -> int:
-    """Communicators of a rank besides that of the whole job (`runtime.world.groups`)."""
+    """Process groups of a rank besides that of the whole job (`runtime.world.groups`)."""
     lines: set[tuple[int, ...]] = set()
     for index in own:
         stage = plan.stages[index]
         lines |= {axis_ranks(stage, axis) for axis in ("dp", *stage.mesh)}
-    pipeline = 2 if len(plan.stages) > 1 else 0
-    return sum(len(line) > 1 for line in lines) + pipeline
+    devices = {rank for index in own for rank in plan.stages[index].devices}
+    found = Counter(rank for pair in border_pairs(plan) for rank in pair if rank in devices)
+    return sum(len(line) > 1 for line in lines) + max(found.values(), default=0)
 
 
 def _inputs_bytes(graph: Graph, plan: Plan, own: Sequence[StageCosts], on_host: bool) -> int:
