@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         if given.page:
             write_page(given.page, given.page_to)
         elif given.fold:
-            fold(given.fold)
+            fold(given.fold, given.fold_to)
         elif given.prepare:
             prepare_plans(given.plans, given.presets, tiny=given.rehearse)
         elif given.needs:
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--page", metavar="RUN", help=f"a run's page; {NOTHING}: of the claims alone")
     add("--page-to", type=Path, default=PAGE, help="where to write it")
     add("--fold", type=Path, metavar="RUN", help="keep a run's curves as evidence for its preset")
+    add("--fold-to", type=Path, help="where to keep them; else among the presets")
     return parser
 
 
@@ -179,11 +180,11 @@ def write_page(run: str, path: Path) -> None:
     print(f"wrote {path}")
 
 
-def fold(run: Path) -> None:
+def fold(run: Path, folder: Path | None = None) -> None:
     """Keeps a run's curves in the folder of evidence, and says how far the preset is from them."""
     from benchmarks.gpu.evidence import curve_rows, curves_of
     from meshwright.ir.presets import DEVICES
-    from meshwright.ir.profile.evidence import save_curves
+    from meshwright.ir.profile.evidence import FOLDER, save_curves
     from meshwright.ir.profile.profile_store import load_profile
 
     found = load(run)
@@ -192,7 +193,7 @@ def fold(run: Path) -> None:
     preset = str(found.facts("environment").get("preset", ""))
     profile = load_profile(run / PROFILE)
     curves = curves_of(profile, preset, found.begun[:10])
-    path = save_curves(curves)
+    path = save_curves(curves, folder or FOLDER)
     for row in curve_rows(profile, DEVICES[preset]):
         print(
             f"{row.curve:16s} preset over measured {row.preset_over_measured:5.2f}, at worst "

@@ -67,7 +67,7 @@ def _failed(facts: Facts) -> float | None:
 
 
 STEP = Step(
-    name="gpu_tests", does="tests that need a GPU", order=20, limit_s=75, least_s=20, run=run,
+    name="gpu_tests", does="tests that need a GPU", order=20, limit_s=85, least_s=20, run=run,
     claims=(
         Claim(
             text="kernels, jobs, checkpoints and peers are right on a GPU: no test fails",

@@ -96,5 +96,5 @@ CLAIMS = tuple(
 
 STEP = Step(
     name="models", does="steps and memory of five models: predicted, by a job, by plain PyTorch",
-    order=50, limit_s=150, least_s=20, run=run, reads=("profile",), recipes=RECIPES, claims=CLAIMS,
+    order=50, limit_s=140, least_s=20, run=run, reads=("profile",), recipes=RECIPES, claims=CLAIMS,
 )  # fmt: skip

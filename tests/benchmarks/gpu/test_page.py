@@ -10,7 +10,7 @@ from benchmarks.gpu.evidence import curve_rows, curves_of, link_rows
 from benchmarks.gpu.main import PAGE, main
 from benchmarks.gpu.page import page, shown
 from benchmarks.gpu.recipe import Recipe
-from benchmarks.gpu.results import DayRun, Result, load, save
+from benchmarks.gpu.results import PROFILE, DayRun, Result, load, save
 from benchmarks.gpu.step import Step, load_steps, recipes_of
 from benchmarks.gpu.steps.gpu_tests import read as read_tests
 from benchmarks.gpu.steps.host_time import kernel_facts
@@ -24,6 +24,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.presets import DEVICES, PRESETS
 from meshwright.ir.profile.evidence import FOLDER, load_curves, save_curves
 from meshwright.ir.profile.profile import CopyRecord, Machine, OpRecord, Profile, Timing
+from meshwright.ir.profile.profile_store import open_store
 
 CLAIM = Claim(text="a step is short", page="concepts.md", unit="s", measured=fact("m/step_s"),
               low=banded("m/predicted_s", "m/band", -1),
@@ -150,6 +151,19 @@ def test_curves_are_set_beside_the_preset_and_kept_as_evidence(tmp_path):
     path.write_text(path.read_text().replace('"share"', '"shore"'))
     with pytest.raises(PlanError, match="h100-sxm-2026-11-27"):
         load_curves(path)
+
+
+def test_a_run_is_folded(tmp_path, capsys):
+    machine = Result(step="environment", status="done", facts={"preset": "h100-sxm"})
+    save(replace(_run(), results=(machine,)), tmp_path)
+    profile = _profile("h100-sxm", 1.25)
+    with open_store(tmp_path / PROFILE) as store:
+        store.add(profile.machine, *profile.ops.values(), *profile.copies)
+    main(["--fold", str(tmp_path), "--fold-to", str(tmp_path / "kept")])
+    assert "matmul           preset over measured  0.80" in capsys.readouterr().out
+    (path,) = (tmp_path / "kept").iterdir()
+    found = load_curves(path)
+    assert found.preset == "h100-sxm" and found.ops == 5 and "NVIDIA H100" in found.machine
 
 
 def test_evidence_is_of_a_device_that_has_a_preset():
