@@ -72,12 +72,12 @@ def fixed(value: float) -> Number:
     return lambda facts: value
 
 
-def on_page(page: str, pattern: str, times: float = 1.0) -> Number:
-    """The number that the first group of `pattern` finds on a page; None if the page lost it."""
+def on_page(page: str, pattern: str, times: float = 1.0, group: int = 1) -> Number:
+    """The number that a group of `pattern` finds on a page; None if the page lost it."""
 
     def read(facts: Mapping[str, object]) -> float | None:
         found = re.search(pattern, (DOCS / page).read_text(encoding="utf-8"))
-        return times * float(found[1].replace(",", "")) if found else None
+        return times * float(found[group].replace(",", "")) if found else None
 
     return read
 

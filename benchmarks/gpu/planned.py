@@ -53,6 +53,7 @@ class Planned:
         yield f"{row}/predicted_s", self.predicted.step_s
         yield f"{row}/band", self.predicted.error_band
         yield f"{row}/predicted_bytes", memory.used_bytes
+        yield f"{row}/predicted_tensor_bytes", memory.tensor_bytes
         if memory.host_bytes:
             yield f"{row}/host_bytes", memory.host_bytes
 

@@ -62,11 +62,21 @@ def _fits(place: Place, found: "Planned", samples: int) -> tuple[bool, int]:
         for _ in range(2):
             float(job.step(batch))
         return True, torch.cuda.max_memory_reserved() if place.device == "cuda" else 0
-    except torch.cuda.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_memory_gone(error):
+            raise
         return False, torch.cuda.max_memory_reserved()
     finally:
         if job is not None:
             job.close()
+
+
+def is_memory_gone(error: RuntimeError) -> bool:
+    """Whether torch's allocator, or a library beside it, found no memory."""
+    import torch
+
+    gone = isinstance(error, torch.cuda.OutOfMemoryError)
+    return gone or "out of memory" in str(error).lower()
 
 
 STEP = Step(
