@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.gpu import seen
 from benchmarks.gpu.page import page
 from benchmarks.gpu.rehearsal import rehearse
-from benchmarks.gpu.results import PROFILE, DayRun, Result, load
+from benchmarks.gpu.results import LEFT, MODULES, PROFILE, DayRun, Result, load
 from benchmarks.gpu.runner import find_devices, run_steps, warm
 from benchmarks.gpu.step import BUDGET_S, Place, Step, load_steps, recipes_of
 from meshwright.ir.errors import MeshwrightError, PlanError
@@ -100,6 +100,8 @@ def run_day(given: argparse.Namespace) -> None:
     begun = time.monotonic()
     steps = chosen(load_steps(), given.only)
     given.out.mkdir(parents=True, exist_ok=True)
+    for name in () if given.only else LEFT:
+        (given.out / name).unlink(missing_ok=True)  # of an earlier run, which steps would read
     with tempfile.TemporaryDirectory() as folder:
         if given.rehearse:
             seen.watch(Path(folder))
@@ -121,7 +123,7 @@ def run_day(given: argparse.Namespace) -> None:
             run = run_steps(steps, place, run, devices, begun, tell)
         if given.rehearse:
             names = sorted(seen.gather(Path(folder)))
-            (given.out / seen.MODULES).write_text("\n".join(names) + "\n", encoding="utf-8")
+            (given.out / MODULES).write_text("\n".join(names) + "\n", encoding="utf-8")
     print(f"all in {time.monotonic() - begun:.0f} s")
     if given.rehearse and not all(result.sound for result in run.results):
         raise SystemExit(1)
@@ -163,7 +165,7 @@ def print_needs(there: Path, rehearsed: Path | None) -> None:
         if rehearsed is None:
             rehearsed = Path(folder)
             run_day(_parser().parse_args(["--rehearse", "--out", str(rehearsed)]))
-        modules = (rehearsed / seen.MODULES).read_text(encoding="utf-8").split()
+        modules = (rehearsed / MODULES).read_text(encoding="utf-8").split()
     pinned = seen.versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     asked = seen.wanted((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheels = seen.lacking(modules, seen.versions(there.read_text(encoding="utf-8")), pinned, asked)

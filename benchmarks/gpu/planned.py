@@ -1,4 +1,8 @@
-"""Plans of the day: searched before, where that is possible, and jobs of them."""
+"""Plans of the day: searched before, where that is possible, and jobs of them.
+
+Models are traced on the day, in about 3 s each: a trace made with other versions of torch and
+transformers may be of another model. A plan says of which one it is, so it can be taken along.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

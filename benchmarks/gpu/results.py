@@ -13,6 +13,12 @@ SCHEMA = "meshwright.gpu-run/1"
 FILE = "results.json"
 LOG = "log.txt"
 PROFILE = "profile.db"
+PACKAGES = "packages.txt"
+"""Of the machine: `name==version` a line."""
+MODULES = "modules.txt"
+"""Of a rehearsal: the names of all that was imported."""
+LEFT = (FILE, LOG, PROFILE, PACKAGES, MODULES)
+"""All that a run leaves."""
 Status = Literal["done", "failed", "out of time", "out of memory", "died", "left out"]
 
 

@@ -20,8 +20,6 @@ from meshwright.ir.errors import PlanError
 FOLDER = "MESHWRIGHT_GPU_SEEN"
 """Environment variable: where processes write what they have loaded."""
 HOOK = Path(__file__).parent / "hook"
-MODULES = "modules.txt"
-"""Of a run: the names of all."""
 WHEELS = "device-wheels"
 """Folder of the wheels that are carried, which git ignores."""
 PYTHON = "3.12"

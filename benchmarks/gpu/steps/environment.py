@@ -4,9 +4,8 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
+from benchmarks.gpu.results import PACKAGES
 from benchmarks.gpu.step import Fact, Place, Step
-
-PACKAGES = "packages.txt"
 
 
 def run(place: Place) -> Iterator[Fact]:

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu import runner
 from benchmarks.gpu.measured import time_steps
+from benchmarks.gpu.results import PACKAGES
 from benchmarks.gpu.step import Place
 from benchmarks.gpu.steps import environment, host_time, kernels
 from benchmarks.gpu.steps.batches import is_memory_gone
@@ -38,7 +39,7 @@ def test_the_machine_is_found_by_its_name(place):
     facts = dict(environment.run(place))
     assert facts["preset"] == "h100-sxm" and facts["device"] == H100.name
     assert facts["nccl"] == "2.28.9" and facts["capability"] == "9.0" and facts["peers"] == 0
-    assert "torch==" in (place.out / environment.PACKAGES).read_text()
+    assert "torch==" in (place.out / PACKAGES).read_text()
     assert place.cluster().name == "h100-sxm:1x1"
 
 

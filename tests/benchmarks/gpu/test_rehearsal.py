@@ -5,7 +5,7 @@ import pytest
 from benchmarks.gpu import seen
 from benchmarks.gpu.main import ROOT
 from benchmarks.gpu.page import page
-from benchmarks.gpu.results import load
+from benchmarks.gpu.results import MODULES, load
 from benchmarks.gpu.step import load_steps
 from tests.benchmarks.gpu.test_runner import day
 
@@ -51,7 +51,7 @@ def test_claims_find_their_numbers_in_the_facts(rehearsed):
 
 def test_what_has_to_be_carried_follows_from_what_was_imported(rehearsed):
     out, _ = rehearsed
-    modules = (out / seen.MODULES).read_text().split()
+    modules = (out / MODULES).read_text().split()
     pinned = seen.versions((ROOT / "constraints.txt").read_text())
     there = seen.versions((ROOT / "benchmarks" / "gpu" / "there.txt").read_text())
     asked = seen.wanted((ROOT / "pyproject.toml").read_text())
