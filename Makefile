@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # torch again, for 6 s, where the shell forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo notebooks rivals test tests lint clean
+.PHONY: setup demo notebooks rivals gpu test tests lint clean
 
 setup: $(READY)
 
@@ -36,6 +36,11 @@ notebooks: $(READY)
 rivals: $(READY)
 	$(BIN)/pip install -q --no-compile --no-deps -c constraints.txt \
 	    torchrec fbgemm-gpu-cpu tensordict pyre-extensions typing-inspect pyvers
+
+# On a machine with a GPU, in under ten minutes, with the Python that has torch there: nothing is installed. Before:
+# `python -m benchmarks.gpu --prepare` (plans) and `--needs` (packages that it lacks), both to be carried along.
+gpu:
+	$(PYTHON) -m benchmarks.gpu --out $(or $(OUT),runs/gpu)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -109,10 +109,13 @@ def batches(count: int) -> list[Batch]:
     ]  # fmt: skip
 
 
-def plan_of(example: Batch, settings: dict[str, Any] | None) -> Plan:
-    """Returns the plan for one process; `settings` of the caches, None without."""
+def plan_of(
+    example: Batch, settings: dict[str, Any] | None, cluster: Cluster | None = None
+) -> Plan:
+    """Returns the plan for one process, or the only device of a cluster; `settings` of the caches,
+    None without."""
     problem = make_problem(
-        trace(made(), example), Cluster.local(1), precision="fp32", optimizer="sgd"
+        trace(made(), example), cluster or Cluster.local(1), precision="fp32", optimizer="sgd"
     )
     plan = build_plan(problem, uniform_choice(problem), predict=False)
     if settings is None:
@@ -129,9 +132,11 @@ def plan_of(example: Batch, settings: dict[str, Any] | None) -> Plan:
 Step = Callable[[int], float]
 
 
-def job_of(plan: Plan, given: list[Batch], rows: RowCounts | None) -> tuple[Any, Step]:
+def job_of(
+    plan: Plan, given: list[Batch], rows: RowCounts | None, device: str = "cpu"
+) -> tuple[Any, Step]:
     """Returns a job, and what takes a step with a batch by its number."""
-    job = compile_job(made(), plan, optimizer="sgd", lr=LR, device="cpu", check=False,
+    job = compile_job(made(), plan, optimizer="sgd", lr=LR, device=device, check=False,
                       example_inputs=given[0], rows=rows)  # fmt: skip
 
     def step(number: int) -> float:
@@ -141,14 +146,14 @@ def job_of(plan: Plan, given: list[Batch], rows: RowCounts | None) -> tuple[Any,
     return job, step
 
 
-def plain(given: list[Batch]) -> Step:
-    """Returns what takes a step of plain PyTorch with sparse gradients."""
-    own = made(sparse=True)
+def plain(given: list[Batch], device: str = "cpu") -> Step:
+    """Returns what takes a step of plain PyTorch with sparse gradients, all in one memory."""
+    own = made(sparse=True).to(device)
     stepped = torch.optim.SGD(own.parameters(), lr=LR)
 
     def step(number: int) -> float:
         stepped.zero_grad()
-        loss = own(*given[number])
+        loss = own(*(x.to(device) for x in given[number]))
         loss.backward()
         stepped.step()
         return float(loss.detach())

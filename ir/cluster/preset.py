@@ -106,6 +106,9 @@ class Preset:
     accelerator: str = ""
     """Its name in the catalogue of SkyPilot; empty: none is known."""
     reference: str = "data sheet"
+    evidence: str = ""
+    """File of `ir/presets/measured` that its curves were compared with (`ir.profile.evidence`);
+    empty: no machine of ours has measured it."""
 
     def device(self, name: str, convolution: OpCurve) -> DeviceType:
         """Makes the device type; `convolution` has the form where the preset has none."""

@@ -38,8 +38,8 @@ def run(
     killed; then SystemExit is raised with 128 + n. Nothing that the command started is left
     afterwards, nor, on Linux, when this process is killed.
     """
-    ours = _children()
-    with _ending_signals() as received, _orphans_come_here():
+    ours = children_now()
+    with _ending_signals() as received, orphans_come_here():
         child = subprocess.Popen(
             command, env=environment, start_new_session=True, preexec_fn=dying_with_parent()
         )
@@ -56,7 +56,7 @@ def run(
                 child.wait(_POLL_S)
         _signal_group(child.pid, signal.SIGKILL)  # what it left in its group
         if _prctl() is not None:
-            _end_orphans(ours)
+            end_orphans(ours)
     if received:
         raise SystemExit(128 + received[0])
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
@@ -119,7 +119,7 @@ def _ask(prctl: Callable[..., int], what: int, value: int) -> None:
 
 
 @contextmanager
-def _orphans_come_here() -> Iterator[None]:
+def orphans_come_here() -> Iterator[None]:
     """What a child leaves behind when it is killed becomes a child of this process."""
     prctl = _prctl()
     if prctl is not None:
@@ -131,12 +131,12 @@ def _orphans_come_here() -> Iterator[None]:
             _ask(prctl, _SET_CHILD_SUBREAPER, 0)
 
 
-def _end_orphans(ours: Set[int]) -> None:
+def end_orphans(ours: Set[int]) -> None:
     """Kills what became ours since its parent died, and what that leaves, until nothing is.
 
     `ours` were here before.
     """
-    while orphans := _children() - ours:
+    while orphans := children_now() - ours:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -144,5 +144,6 @@ def _end_orphans(ours: Set[int]) -> None:
                 os.waitpid(pid, 0)
 
 
-def _children() -> set[int]:
+def children_now() -> set[int]:
+    """Pids of the processes that this one has started and not yet waited for."""
     return {child.pid for child in psutil.Process().children()}

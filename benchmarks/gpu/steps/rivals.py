@@ -1,0 +1,54 @@
+"""DDP, FSDP2 and torch's pipelining beside jobs of ours; with two GPUs or more."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from benchmarks.gpu.claim import DOCS, Claim, fact, fixed, on_page
+from benchmarks.gpu.step import Fact, Place, Step
+
+PROGRAM = "benchmarks.vs_torch"
+_LINE = re.compile(
+    r"^(?:\d+ ranks\s+)?(?P<name>\w[\w ]*?\w)\s+meshwright\s+(?P<ours>[\d.]+) tokens/s\s+"
+    r"torch\s+(?P<torch>[\d.]+) tokens/s\s+ratio (?P<ratio>[\d.]+)", re.MULTILINE,
+)  # fmt: skip
+PAIRS = "12"
+PAGE = "results/vs_torch.md"
+RIVALS = ("DDP", "FSDP2", "torch pipelining 1F1B")
+
+
+def run(place: Place) -> Iterator[Fact]:
+    """Yields tokens per second of both, and the ratio, per rival."""
+    if place.rehearsal:
+        yield "rehearsed", "the print on the page is read; the program has tests of its own"
+        yield from read((DOCS / PAGE).read_text(encoding="utf-8"))
+        return
+    command = [sys.executable, "-m", PROGRAM, "--ranks", "2", "--pairs", PAIRS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    yield from read(done.stdout)
+    if done.returncode:
+        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}: {done.stderr[-500:]}")
+
+
+def read(printed: str) -> Iterator[Fact]:
+    """Yields the facts of what the program printed."""
+    for match in _LINE.finditer(printed):
+        yield f"{match['name']}/ours_tokens_per_s", float(match["ours"])
+        yield f"{match['name']}/torch_tokens_per_s", float(match["torch"])
+        yield f"{match['name']}/ratio", float(match["ratio"])
+
+
+STEP = Step(
+    name="rivals", does="torch's own engines beside jobs of ours", order=54, limit_s=90,
+    least_s=40, gpus=2, run=run,
+    claims=tuple(
+        Claim(
+            text=f"a job is as fast beside {name} on GPUs as on CPUs", page=PAGE,
+            low=on_page(PAGE, rf"{name}\s.*?ratio ([\d.]+)"), high=fixed(9.0),
+            measured=fact(f"{name}/ratio"),
+        )
+        for name in RIVALS
+    ),
+)  # fmt: skip
