@@ -193,6 +193,18 @@ def flash_on_cpu_backward(
     return found
 
 
+def safe_softmax(scores: Tensor) -> Tensor:
+    """Softmax along the last dim; zeros where all scores are -inf."""
+    made: Tensor = torch.ops.aten._safe_softmax.default(scores, -1)
+    return made
+
+
+def softmax_backward(grad: Tensor, made: Tensor) -> Tensor:
+    """The gradient of what a softmax along the last dim was made of."""
+    found: Tensor = torch.ops.aten._softmax_backward_data.default(grad, made, -1, made.dtype)
+    return found
+
+
 def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
     store: Any = _get_default_store()

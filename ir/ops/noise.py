@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import OpFacts, named
-from meshwright.ir.graph.op_forms import always, samples, sharded, without
+from meshwright.ir.graph.op_forms import always, numbered, sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
@@ -59,7 +59,8 @@ def _each(op: Op, graph: Graph) -> Rule | None:
 def _dropped(site: OpSite, form: Form) -> Form:
     if form.arg("train") is not True or not form.arg("p"):
         return form
-    return sharded(without(form, "train"), "dropout", key=site.op.key, **samples(site))
+    shape = site.tensors[site.op.outputs[0]].shape
+    return sharded(without(form, "train"), "dropout", key=site.op.key, **numbered(site, shape))
 
 
 def _noise(site: OpSite, form: Form) -> Form:
