@@ -199,12 +199,6 @@ def safe_softmax(scores: Tensor) -> Tensor:
     return made
 
 
-def softmax_backward(grad: Tensor, made: Tensor) -> Tensor:
-    """The gradient of what a softmax along the last dim was made of."""
-    found: Tensor = torch.ops.aten._softmax_backward_data.default(grad, made, -1, made.dtype)
-    return found
-
-
 def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
     store: Any = _get_default_store()

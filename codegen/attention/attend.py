@@ -41,14 +41,13 @@ class Visible:
 
     def scores(self, query: Tensor, key: Tensor, rows: slice) -> Tensor:
         """Scores of some queries; -inf where they do not look."""
-        scores = by_head(query[..., rows, :], key.transpose(-1, -2)) * self.scale
+        scores = by_head(query[..., rows, :] * self.scale, key.transpose(-1, -2))
         if (mask := self.rows_of_mask(rows)) is not None:
             hidden = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if hidden else scores + mask
         if self.first is not None:
-            seen = torch.arange(rows.start, rows.stop, device=query.device) + self.first
-            place = torch.arange(key.shape[-2], device=query.device)
-            scores = scores.masked_fill(place > seen.unsqueeze(-1), -torch.inf)
+            later = scores.new_full(scores.shape[-2:], -torch.inf)
+            scores += later.triu_(rows.start + self.first + 1)
         return scores
 
     @property

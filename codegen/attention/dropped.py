@@ -2,14 +2,15 @@
 
 On a GPU torch's own attention draws them, which one generator seeds for each sample in turn, on one
 rank's heads. Elsewhere scores are whole, of some samples at a time, and each chance has the number
-of its place in the whole batch. Chances are not kept: the backward makes them and their numbers
-again.
+of its place in the whole batch. Few chances are kept for the backward, which makes many, and their
+numbers, again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,10 @@ from meshwright.codegen.attention.attend import (
 )
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.seeds import default_generator, key_of, seed_of
-from meshwright.ir.torch_private import safe_softmax, softmax_backward
+from meshwright.ir.torch_private import safe_softmax
+
+KEPT = 1 << 22
+"""Chances that are kept for the backward, at most."""
 
 
 def attention(
@@ -52,48 +56,41 @@ def attention(
     `codegen.sharded.dropout.dropout`. Samples have `rows` rows of dim 0 each, 0 if it is none of
     theirs; model axes that split the result are `axes`."""
 
-    def plain(parts: tuple[Tensor, ...], mask: Tensor | None, p: float) -> Tensor:
-        return scaled_dot_product_attention(
-            *parts, mask, p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
-    operands = (query, key, value)
-    if not comm.training or not query.numel():
-        return plain(operands, attn_mask, 0.0)
-    if comm.still:
-        return plain(operands, attn_mask, 0.0) / (1 - dropout_p)
-    if query.is_cuda:
-        return _by_sample(comm, operands, attn_mask, (name, rows, axes), dropout_p, plain)
-    drawn = _Numbers(
-        dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
-        rows, per_sample,
-    )  # fmt: skip
-    return _by_scores(operands, attn_mask, is_causal, scale, drawn)
-
-
-def _by_sample(
-    comm: Comm,
-    operands: tuple[Tensor, ...],
-    mask: Tensor | None,
-    drawn: tuple[str, int, tuple[str, ...]],
-    p: float,
-    plain: Callable[[tuple[Tensor, ...], Tensor | None, float], Tensor],
-) -> Tensor:
-    name, rows, axes = drawn
-    count = operands[0].shape[0] // rows if rows else 1
-    if not rows:
-        samples, masks = [operands], [mask]
-    else:
-        samples = list(zip(*(x.split(rows) for x in operands), strict=True))
-        shared = mask is None or mask.ndim < operands[0].ndim or mask.shape[0] == 1
-        masks = [mask] * count if mask is None or shared else list(mask.split(rows))
-    made = []
-    with default_generator(operands[0].device) as generator:
-        for index, (parts, part) in enumerate(zip(samples, masks, strict=True)):
-            sample = comm.sample_offset + index if rows else -1
+    more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if not comm.training or comm.still or dropout_p == 1 or not query.numel():
+        made = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
+        if not comm.training:
+            return made
+        return made * 0 if dropout_p == 1 else made / (1 - dropout_p)
+    if not query.is_cuda:
+        drawn = _Numbers(
+            dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
+            rows, per_sample,
+        )  # fmt: skip
+        return _by_scores((query, key, value), attn_mask, is_causal, scale, drawn)
+    operands = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+    parts = []
+    with default_generator(query.device) as generator:
+        for number, operands_of_one in enumerate(_of_samples(operands, rows)):
+            sample = comm.sample_offset + number if rows else -1
             generator.manual_seed(seed_of(comm, name, sample, axes))
-            made.append(plain(parts, part, p))
-    return torch.cat(made) if len(made) > 1 else made[0]
+            q, k, v, *mask = operands_of_one
+            parts.append(
+                scaled_dot_product_attention(q, k, v, mask[0] if mask else None, dropout_p, **more)
+            )
+    return _together(parts)
+
+
+def _of_samples(operands: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    """What each sample has of queries, keys, values and a mask, which may be one for all."""
+    query = operands[0]
+    if not rows:
+        return iter([tuple(operands)])
+    found: list[Iterable[Tensor]] = []
+    for x in operands:
+        shared = x.ndim < query.ndim or x.shape[0] < query.shape[0]
+        found.append(repeat(x, query.shape[0] // rows) if shared else torch.split(x, rows))
+    return zip(*found, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +113,10 @@ class _Numbers:
             chances, self.p, self.key, first, self.sizes, self.strides
         )
         return made
+
+    def part(self, x: Tensor, rows: slice) -> Tensor:
+        """Those rows of keys or values."""
+        return x[rows] if self.rows else x
 
     def chunks(self, count: int, scores: int) -> Iterator[slice]:
         """Rows of dim 0, of which there are `count`, that are done together: each has so many
@@ -146,34 +147,29 @@ def _by_scores(
     return made.view(*query.shape[:-1], value.shape[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What some rows of dim 0 compute, in the precision that is added up in."""
+class _Chances(NamedTuple):
+    """Of some rows of dim 0, in the precision that is added up in."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    chances: Tensor
-    factors: Tensor
-    mask_rows: slice | None
-    """Of the mask, if it has rows of dim 0."""
+    rows: slice
+    all: Tensor
+    dropped: Tensor
 
 
-def _parts(
-    query: Tensor, key: Tensor, value: Tensor, seen: Visible, drawn: _Numbers
-) -> Iterator[tuple[slice, _Part]]:
-    mask, count = seen.mask, query.shape[0]
-    rows_of_mask = mask is not None and mask.ndim == query.ndim and mask.shape[0] > 1
+def _chances(query: Tensor, key: Tensor, seen: Visible, drawn: _Numbers) -> Iterator[_Chances]:
     scores = query[:1].numel() // query.shape[-1] * key.shape[-2]
-    for rows in drawn.chunks(count, scores):
-        own = mask[rows] if mask is not None and rows_of_mask else mask
-        q = wide(query[rows])
-        k, v = (wide(x if drawn.rows == 0 else x[rows]) for x in (key, value))
-        found = Visible(seen.scale, own, seen.first).scores(q, k, slice(0, q.shape[-2]))
-        # Rows that see nothing are zeros, as in torch's own attention.
-        chances = found.softmax(-1) if own is None else safe_softmax(found)
-        factors = drawn.factors(chances, rows.start)
-        yield rows, _Part(q, k, v, chances, factors, rows if rows_of_mask else None)
+    for rows in drawn.chunks(query.shape[0], scores):
+        part = wide(query[rows])
+        own = replace(seen, mask=_of_rows(seen.mask, rows, query))
+        found = own.scores(part, wide(drawn.part(key, rows)), slice(0, part.shape[-2]))
+        # Queries that see nothing find zeros, as in torch's own attention.
+        made = found.softmax(-1) if own.mask is None else safe_softmax(found)
+        yield _Chances(rows, made, made * drawn.factors(made, rows.start))
+
+
+def _of_rows(mask: Tensor | None, rows: slice, query: Tensor) -> Tensor | None:
+    """The part of a mask for rows of dim 0 of the queries."""
+    whole = mask is None or mask.ndim < query.ndim or mask.shape[0] == 1
+    return mask if mask is None or whole else mask[rows]
 
 
 class _DroppedAttention(torch.autograd.Function):
@@ -184,36 +180,39 @@ class _DroppedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Visible,
         drawn: _Numbers,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(query, key, value, mask)
-        ctx.scale, ctx.causal, ctx.drawn = seen.scale, seen.first, drawn
+        made, kept = list[Tensor](), list[Tensor]()
         with torch.autocast(query.device.type, enabled=False):
-            made = [
-                by_head(part.chances.mul_(part.factors), part.value)
-                for _, part in _parts(query, key, value, seen, drawn)
-            ]
-        return _whole(made).to(query.dtype)
+            for part in _chances(query, key, seen, drawn):
+                made.append(by_head(part.dropped, wide(drawn.part(value, part.rows))))
+                kept = [*kept, part.all, part.dropped] if part.all.numel() <= KEPT else []
+        ctx.rest = seen.scale, seen.first, drawn
+        ctx.save_for_backward(query, key, value, mask, *(kept if len(made) == 1 else []))
+        return _together(made).to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors
-        seen = Visible(ctx.scale, mask, ctx.causal)
+        query, key, value, mask, *kept = ctx.saved_tensors
+        scale, first, drawn = ctx.rest
         to_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         found: tuple[list[Tensor], ...] = [], [], []
         with torch.autocast(query.device.type, enabled=False):
-            for rows, part in _parts(query, key, value, seen, ctx.drawn):
-                grad, chances = wide(grads[0][rows]), part.chances
-                to_chances = by_head(grad, part.value.transpose(-1, -2)).mul_(part.factors)
-                to_scores = softmax_backward(to_chances, chances)
+            whole = [_Chances(slice(0, query.shape[0]), *kept)] if kept else None
+            for part in whole or _chances(query, key, Visible(scale, mask, first), drawn):
+                grad = wide(grads[0][part.rows])
+                to_value = wide(drawn.part(value, part.rows)).transpose(-1, -2)
+                # Of a chance that was dropped or kept the gradient is one of what became of it.
+                to_scores = by_head(grad, to_value).mul_(part.dropped)
+                to_scores.addcmul_(part.all, to_scores.sum(-1, keepdim=True), value=-1)
                 if to_mask is not None:
-                    place = to_mask if part.mask_rows is None else to_mask[part.mask_rows]
+                    place = _of_rows(to_mask, part.rows, query)
+                    assert place is not None
                     place += to_scores.sum_to_size(place.shape)
-                to_scores = to_scores * seen.scale
-                found[0].append(by_head(to_scores, part.key))
-                found[1].append(over_rows(to_scores, part.query))
-                found[2].append(over_rows(chances.mul_(part.factors), grad))
-        to_query, to_key, to_value = (_whole(parts).to(query.dtype) for parts in found)
+                found[0].append(by_head(to_scores, wide(drawn.part(key, part.rows))).mul_(scale))
+                found[1].append(over_rows(to_scores, wide(query[part.rows])).mul_(scale))
+                found[2].append(over_rows(part.dropped, grad))
+        to_query, to_key, to_value = (_together(parts).to(query.dtype) for parts in found)
         return to_query, to_key, to_value, to_mask, None, None
 
 
-def _whole(parts: Sequence[Tensor]) -> Tensor:
+def _together(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

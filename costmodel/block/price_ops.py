@@ -9,7 +9,7 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
+from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
 from meshwright.costmodel.ops.kernel_work import inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
@@ -189,7 +189,7 @@ class Walk(Trace):
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
-            backward + round(op.saved_extra_bytes * share),
+            backward + round(kept_inside_bytes(op, self.site.device) * share),
             step.is_causal and not sections,
             step.channels_last,
             step.comes_cast,
@@ -224,5 +224,5 @@ class Walk(Trace):
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
-        if op.saved_extra_bytes and step.has_gradient:
-            self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)
+        if (inside := kept_inside_bytes(op, self.site.device)) and step.has_gradient:
+            self.saved[op.name, "extra", ()] = round(inside * share)

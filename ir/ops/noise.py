@@ -112,8 +112,8 @@ FACTS = {
     "meshwright.noise_of": replace(_DRAWN, rule=_of_shape, form=_noise),
     "meshwright.drop": replace(_PARTED, form=always("drop")),
     "meshwright.random_slope": replace(_PARTED, form=always("random_slope")),
-    **named("dropout", replace(_DRAWN, rule=elementwise(), form=_dropped)),
-    **named("dropout_", OpFacts(rule=elementwise(), form=_dropped)),
+    **named("dropout", replace(_DRAWN, rule=elementwise(), form=_dropped, redrawn=True)),
+    **named("dropout_", OpFacts(rule=elementwise(), form=_dropped, redrawn=True)),
     **named("native_dropout", replace(_DRAWN, form=seeded)),
     **named("bernoulli rand rand_like", _DRAWN),
     **named(

@@ -1,4 +1,4 @@
-"""Dropout in one pass, of which nothing is kept: gradients draw the same numbers again.
+"""Dropout by counted numbers: in one pass, of which nothing is kept, on a GPU.
 
 The number of an element is that of its place in the whole batch (`ir.layout.numbering`), so that
 its fate does not depend on who has it. CPUs and GPUs draw the same numbers.
@@ -6,7 +6,7 @@ its fate does not depend on who has it. CPUs and GPUs draw the same numbers.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,19 +58,10 @@ def factors(
     return made.mul_(kept_scale(p)).to(x.device)
 
 
-_ZERO = torch.zeros(())
-
-
 def _by_torch(
     x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
-    if x.device.type != "cpu":
-        return x * factors(x, p, key, first, sizes, strides)
-    out = torch.empty_like(x)
-    if x.numel():
-        stays(p, key, first, filled(sizes, x.numel()), strides, out)
-        torch.addcmul(_ZERO, x, out, value=kept_scale(p), out=out)
-    return out
+    return x * factors(x, p, key, first, sizes, strides)
 
 
 @jit
@@ -138,9 +129,11 @@ def _shape(
 
 LIBRARY.impl("dropout_factors", factors, "CompositeExplicitAutograd")
 LIBRARY.impl("dropout_factors", _shape, "Meta")
+LIBRARY.impl("dropout_factors", torch.library.fallthrough_kernel, "Autograd")
 LIBRARY.impl("dropout", _by_triton if INTERPRETED else _by_torch, "CPU")
 LIBRARY.impl("dropout", _by_triton, "CUDA")
 LIBRARY.impl("dropout", _shape, "Meta")
+_FACTORS = torch.ops.meshwright.dropout_factors.default
 _OPERATOR = torch.ops.meshwright.dropout.default
 
 
@@ -162,10 +155,14 @@ def dropout(
     """x without what the numbers of `key` leave out, the rest scaled, for 0 < p < 1. Its elements,
     in dims of `sizes` (one may be -1, the rest), have numbers from `first` on, `strides` apart.
 
-    p is taken to the nearest 2^-16, and the scale is that of what is taken.
+    p is taken to the nearest 2^-16, and the scale is that of what is taken. On a CPU, where drawing
+    takes most of the time, the factors are kept for the backward; elsewhere nothing is.
     """
-    made: Tensor = _Dropout.apply(x, p, key, first, sizes, strides)
-    return made
+    if x.device.type == "cpu" and not INTERPRETED:
+        kept: Tensor = _FACTORS(x, p, key, first, sizes, strides)
+        return x * kept
+    apply: Callable[..., Tensor] = _Dropout.apply
+    return apply(x, p, key, first, sizes, strides)
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

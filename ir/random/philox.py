@@ -39,7 +39,7 @@ def kept_scale(p: float) -> float:
     return LEVELS / (LEVELS - dropped_levels(p))
 
 
-class _Own(local):
+class _ThreadGenerator(local):
     """A generator of this thread, with the state that it is given before each draw."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Own(local):
         self.state["state"]["key"][:] = 0
 
 
-_OWN = _Own()
+_OWN = _ThreadGenerator()
 
 
 def numbers(key: int, first: int, count: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from meshwright.costmodel.ops.compute import KeptTimes
+from meshwright.costmodel.ops.compute import KeptTimes, kept_inside_bytes
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
@@ -55,11 +55,11 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
             old, new = (
                 sum(
                     seconds(local, device) + _bias_s(local, device)
-                    for local in (whole_op(op, tensors) for op in ops)
+                    for local in (whole_op(op, tensors, device) for op in ops)
                 )
                 for ops in (before, after)
             )
-            freed = _kept_bytes(before, tensors) - _kept_bytes(after, tensors)
+            freed = _kept_bytes(before, tensors, device) - _kept_bytes(after, tensors, device)
             if new >= old and freed < SHORT * ranks * device.memory_bytes:
                 return f"it would take {new / old:.2f} times as long on {device.name}"
         return ""
@@ -67,11 +67,12 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
     return wins
 
 
-def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor]) -> int:
+def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor], device: DeviceType) -> int:
     """What ops keep for the backward of what they make themselves."""
     made = {name for op in ops for name in op.outputs}
     kept = {name for op in ops for name in op.saved} & made
-    return sum(tensors[name].nbytes for name in kept) + sum(op.saved_extra_bytes for op in ops)
+    inside = sum(kept_inside_bytes(op, device) for op in ops)
+    return sum(tensors[name].nbytes for name in kept) + inside
 
 
 def _bias_s(op: LocalOp, device: DeviceType) -> float:
@@ -83,11 +84,11 @@ def _bias_s(op: LocalOp, device: DeviceType) -> float:
     return kernel_s(KernelWork(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
 
 
-def whole_op(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
+def whole_op(op: Op, tensors: Mapping[str, Tensor], device: DeviceType) -> LocalOp:
     """The whole op as one rank would have it, in the dtypes of the trace."""
     inputs = [tensors[name] for name in op.inputs]
     outputs = [tensors[name] for name in op.outputs if name]
-    saved = sum(tensors[name].nbytes for name in op.saved) + op.saved_extra_bytes
+    saved = sum(tensors[name].nbytes for name in op.saved) + kept_inside_bytes(op, device)
     return LocalOp(
         op.target, classify(op.target), outputs[0].dtype, op.flops,
         tuple(
