@@ -6,7 +6,7 @@ of its place in the whole batch. Few chances are kept for the backward, which ma
 numbers, again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import sqrt
@@ -55,7 +55,6 @@ def attention(
     """Attention with dropout of chances [..., h, l, s], whose numbers lie as those of
     `codegen.sharded.dropout.dropout`. Samples have `rows` rows of dim 0 each, 0 if it is none of
     theirs; model axes that split the result are `axes`."""
-
     more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not comm.training or comm.still or dropout_p == 1 or not query.numel():
         made = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
@@ -68,16 +67,29 @@ def attention(
             rows, per_sample,
         )  # fmt: skip
         return _by_scores((query, key, value), attn_mask, is_causal, scale, drawn)
-    operands = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+    return by_sample(comm, name, (query, key, value), attn_mask, (rows, axes), dropout_p, more)
+
+
+def by_sample(
+    comm: Comm,
+    name: str,
+    operands: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    where: tuple[int, tuple[str, ...]],
+    p: float,
+    more: Mapping[str, Any],
+) -> Tensor:
+    """Attention by torch's own kernel, which draws; the default generator is as before afterwards.
+    `where` are the rows of a sample and the axes whose coordinate matters."""
+    rows, axes = where
     parts = []
-    with default_generator(query.device) as generator:
-        for number, operands_of_one in enumerate(_of_samples(operands, rows)):
+    with default_generator(operands[0].device) as generator:
+        given = [*operands, *([] if mask is None else [mask])]
+        for number, (query, key, value, *masks) in enumerate(_of_samples(given, rows)):
             sample = comm.sample_offset + number if rows else -1
             generator.manual_seed(seed_of(comm, name, sample, axes))
-            q, k, v, *mask = operands_of_one
-            parts.append(
-                scaled_dot_product_attention(q, k, v, mask[0] if mask else None, dropout_p, **more)
-            )
+            own = masks[0] if masks else None
+            parts.append(scaled_dot_product_attention(query, key, value, own, p, **more))
     return _together(parts)
 
 

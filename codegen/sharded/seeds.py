@@ -42,11 +42,11 @@ _DEFAULT = Lock()
 def default_generator(device: torch.device) -> Iterator[torch.Generator]:
     """The generator that operators on `device` draw from by themselves, to be given seeds; it is as
     before afterwards."""
-    if device.type == "cuda":
+    generator = torch.default_generator
+    if device.type == "cuda" and torch.cuda.is_available():  # not where tensors are fake
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
-    else:
-        generator = torch.default_generator
     with _DEFAULT:
         before = generator.get_state()
         try:
