@@ -31,10 +31,10 @@ _VIEW_OVERHEAD = 0.4
 _SOURCES: tuple[Source, ...] = get_args(Source)
 
 
-def kept_inside_bytes(op: Op, device: DeviceType) -> int:
+def kept_inside_bytes(op: Op, device: DeviceType, draws_again: bool) -> int:
     """Bytes that autograd keeps on such a device beside the op's operands and results, for all of
-    the batch."""
-    redrawn = device.kind != "cpu" and facts(op.target).redrawn
+    the batch; `draws_again`: kernels of the stack keep no random numbers."""
+    redrawn = draws_again and device.kind != "cpu" and facts(op.target).redrawn
     return 0 if redrawn else op.saved_extra_bytes
 
 

@@ -16,6 +16,7 @@ from meshwright.ir.trace.fuse import Wins
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
 SHORT = 0.1
 """Of a device's memory: what a batch would keep there beside all else, if that is worth time."""
+DRAWS_AGAIN = style("").memory.draws_again
 TORCHS_OWN = ("gelu",)
 """What they put in is an operator of torch itself, which every device has a kernel for."""
 
@@ -71,7 +72,7 @@ def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor], device: Device
     """What ops keep for the backward of what they make themselves."""
     made = {name for op in ops for name in op.outputs}
     kept = {name for op in ops for name in op.saved} & made
-    inside = sum(kept_inside_bytes(op, device) for op in ops)
+    inside = sum(kept_inside_bytes(op, device, DRAWS_AGAIN) for op in ops)
     return sum(tensors[name].nbytes for name in kept) + inside
 
 
@@ -88,7 +89,9 @@ def whole_op(op: Op, tensors: Mapping[str, Tensor], device: DeviceType) -> Local
     """The whole op as one rank would have it, in the dtypes of the trace."""
     inputs = [tensors[name] for name in op.inputs]
     outputs = [tensors[name] for name in op.outputs if name]
-    saved = sum(tensors[name].nbytes for name in op.saved) + kept_inside_bytes(op, device)
+    saved = sum(tensors[name].nbytes for name in op.saved) + kept_inside_bytes(
+        op, device, DRAWS_AGAIN
+    )
     return LocalOp(
         op.target, classify(op.target), outputs[0].dtype, op.flops,
         tuple(

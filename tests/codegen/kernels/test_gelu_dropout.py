@@ -52,8 +52,19 @@ def kept(index: int) -> Tensor:
 def _case(index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     shape, *where = PLACES[index]
     generator = torch.Generator().manual_seed(index)
+<<<<<<< HEAD
     x, bias = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
     return x.requires_grad_(), bias.requires_grad_(), (P, KEY, *where)
+=======
+    here = torch.get_default_device()
+    x, bias = (
+        torch.randn(s, generator=generator, device="cpu").to(here, dtype)
+        for s in (shape, shape[-1:])
+    )
+    count = shape[dim] // (outer * per_sample) if dim >= 0 else 1
+    seeds = [(1 << 62) + 1000 * i + index for i in range(count)]
+    return x.requires_grad_(), bias.requires_grad_(), True, P, seeds, dim, outer, per_sample
+>>>>>>> main
 
 
 def errors(index: int, dtype: torch.dtype = torch.float64) -> list[float]:
