@@ -42,29 +42,23 @@ def kept(index: int) -> Tensor:
     if not prod(shape):
         return torch.zeros(shape, dtype=torch.float64)
     dims = filled(sizes, prod(shape))
-    place = torch.tensor(0)
+    place = torch.zeros((), dtype=torch.int64, device="cpu")
     for size, stride in zip(dims, strides, strict=True):
-        place = place.unsqueeze(-1) + torch.arange(size) * stride
+        place = place.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
     drawn = numbers(KEY, first, span(dims, strides))[place.reshape(shape)]
-    return (drawn >= least_kept(P)).double() * kept_scale(P)
+    made = (drawn >= least_kept(P)).double() * kept_scale(P)
+    return made.to(torch.get_default_device())
 
 
 def _case(index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     shape, *where = PLACES[index]
-    generator = torch.Generator().manual_seed(index)
-<<<<<<< HEAD
-    x, bias = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
-    return x.requires_grad_(), bias.requires_grad_(), (P, KEY, *where)
-=======
+    generator = torch.Generator("cpu").manual_seed(index)
     here = torch.get_default_device()
     x, bias = (
         torch.randn(s, generator=generator, device="cpu").to(here, dtype)
         for s in (shape, shape[-1:])
     )
-    count = shape[dim] // (outer * per_sample) if dim >= 0 else 1
-    seeds = [(1 << 62) + 1000 * i + index for i in range(count)]
-    return x.requires_grad_(), bias.requires_grad_(), True, P, seeds, dim, outer, per_sample
->>>>>>> main
+    return x.requires_grad_(), bias.requires_grad_(), (P, KEY, *where)
 
 
 def errors(index: int, dtype: torch.dtype = torch.float64) -> list[float]:
