@@ -1,6 +1,6 @@
-"""Dropout's part in a step: processor time of `job.step` over that of plain PyTorch.
+"""Dropout's part in a step: processor time and dispatched operators, job against plain PyTorch.
 
-python -m benchmarks.dropping [--repeats 15]
+python -m benchmarks.dropping [--repeats 15] [--out docs/results/dropping.md]
 
 GPT-2 and a Llama-like model of width 64 with 4 layers on 8 samples of 64 tokens, one thread,
 float32, with dropout 0 and 0.1 (Llama has it in attention only), whole and in 4 micro-batches.
@@ -9,12 +9,18 @@ the median of the ratios of neighbours is told, as others may use the machine.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from itertools import product
+from pathlib import Path
 from statistics import median
 from time import process_time
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from meshwright.ir.cluster.cluster import Cluster
@@ -52,8 +58,33 @@ def llama(p: float) -> nn.Module:
 MODELS: dict[str, Callable[[float], nn.Module]] = {"GPT-2": gpt2, "Llama": llama}
 
 
-def ratio(make: Callable[[float], nn.Module], p: float, microbatches: int, repeats: int) -> float:
-    """Of the job to plain PyTorch."""
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A job beside plain PyTorch."""
+
+    ratio: float
+    """Of the processor seconds of their steps."""
+    ours: int
+    """Operators that torch dispatches in a step."""
+    theirs: int
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def compared(
+    make: Callable[[float], nn.Module], p: float, microbatches: int, repeats: int
+) -> Compared:
+    """Train both for some steps."""
     torch.manual_seed(0)
     model, plain = make(p), make(p)
     ids = torch.randint(0, WORDS, (SAMPLES, TOKENS))
@@ -65,18 +96,25 @@ def ratio(make: Callable[[float], nn.Module], p: float, microbatches: int, repea
     optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3, fused=True)
     parts = [{name: part for name in batch} for part in ids.chunk(microbatches)]
 
-    def step() -> None:
+    def ours() -> object:
+        return job.step(batch)
+
+    def theirs() -> None:
         optimizer.zero_grad()
         for part in parts:
             (plain(**part, use_cache=False).loss / microbatches).backward()
         optimizer.step()
 
-    found = []
-    for _ in range(repeats):
-        ours, theirs = _taken_s(lambda: job.step(batch)), _taken_s(step)
-        found.append(ours / theirs)
+    found = [_taken_s(ours) / _taken_s(theirs) for _ in range(repeats)]
+    made = Compared(median(found[repeats // 3 :]), _counted(ours), _counted(theirs))
     job.close()
-    return median(found[repeats // 3 :])
+    return made
+
+
+def _counted(step: Callable[[], object]) -> int:
+    with _Count() as counted:
+        step()
+    return counted.count
 
 
 def _taken_s(step: Callable[[], object]) -> float:
@@ -86,17 +124,40 @@ def _taken_s(step: Callable[[], object]) -> float:
     return process_time() - start
 
 
+def lines(repeats: int) -> Iterator[str]:
+    """Rows of the table."""
+    for (name, make), count, p in product(MODELS.items(), MICROBATCHES, DROPPED):
+        one = compared(make, p, count, repeats)
+        yield f"| {name} | {count} | {p:g} | {one.ratio:.2f} | {one.ours:,} | {one.theirs:,} |"
+
+
+def page(rows: Iterable[str]) -> str:
+    """The page of results."""
+    return f"""# Dropout's part in a step
+
+`python -m benchmarks.dropping`, {date.today():%d %B %Y}, one thread, float32,
+torch {torch.__version__}. Steps of a job over those of plain PyTorch in processor time, the two in
+turns, and the operators that torch dispatches in a step. Plain PyTorch draws its masks by
+`bernoulli_`, a job by counted numbers, the same under every layout.
+
+| model | micro-batches | dropout | time over plain | operators of the job | of plain |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
 def main() -> None:
-    """Prints a line for each case."""
+    """Prints the page, or writes it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    for name, make in MODELS.items():
-        for count in MICROBATCHES:
-            found = [ratio(make, p, count, repeats) for p in DROPPED]
-            told = ", ".join(f"dropout {p:g}: {x:.2f}" for p, x in zip(DROPPED, found, strict=True))
-            print(f"{name}, micro-batches {count}: {told}")
+    text = page(list(lines(given.repeats)))
+    if given.out:
+        given.out.write_text(text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ class Visible:
 
     def scores(self, query: Tensor, key: Tensor, rows: slice) -> Tensor:
         """Scores of some queries; -inf where they do not look."""
-        scores = by_head(query[..., rows, :] * self.scale, key.transpose(-1, -2))
+        whole = rows.stop - rows.start == query.shape[-2]
+        part = query if whole else query[..., rows, :]
+        scores = by_head(part * self.scale, key, turned=True)
         if (mask := self.rows_of_mask(rows)) is not None:
             hidden = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if hidden else scores + mask
@@ -61,16 +63,20 @@ class Visible:
         return self.mask if self.mask is None or whole else self.mask[..., rows, :]
 
 
-def by_head(left: Tensor, right: Tensor) -> Tensor:
-    """left [..., g, r, l, a] @ right [..., g, a, b], without copies of right."""
+def by_head(left: Tensor, right: Tensor, *, turned: bool = False) -> Tensor:
+    """left [..., g, r, l, a] @ right [..., g, a, b], or with `turned` @ the transpose of right
+    [..., g, b, a], without copies of right."""
     *lead, r, rows, inner = left.shape
-    product = left.reshape(*lead, r * rows, inner) @ right
-    return product.view(*lead, r, rows, right.shape[-1])
+    flat = right.reshape(-1, *right.shape[-2:])
+    product = left.reshape(-1, r * rows, inner).bmm(flat.mT if turned else flat)
+    return product.view(*lead, r, rows, product.shape[-1])
 
 
 def over_rows(left: Tensor, right: Tensor) -> Tensor:
     """The sum over r and l of left [..., g, r, l, a] times right [..., g, r, l, b]."""
-    return left.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
+    *lead, r, rows, width = left.shape
+    flat = left.reshape(-1, r * rows, width), right.reshape(-1, r * rows, right.shape[-1])
+    return flat[0].mT.bmm(flat[1]).view(*lead, width, right.shape[-1])
 
 
 def _slices(query: Tensor, keys: int) -> Iterator[slice]:
@@ -106,7 +112,7 @@ def as_autocast(x: Tensor) -> Tensor:
 
 def wide(x: Tensor) -> Tensor:
     """In the precision that is added up in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> PartialAttention:
@@ -193,7 +199,7 @@ def _backward(
         chances = (visible.scores(query, key, rows) - total[..., rows, :]).exp()
         grad = grads[..., rows, :]
         to_value += over_rows(chances, grad)
-        to_scores = chances * (by_head(grad, value.transpose(-1, -2)) - along[..., rows, :])
+        to_scores = chances * (by_head(grad, value, turned=True) - along[..., rows, :])
         if to_mask is not None:
             place = Visible(1.0, to_mask).rows_of_mask(rows)
             assert place is not None

@@ -28,6 +28,7 @@ from meshwright.codegen.attention.attend import (
 )
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.seeds import default_generator, key_of, seed_of
+from meshwright.ir.random.dropout import FACTORS
 from meshwright.ir.torch_private import safe_softmax
 
 KEPT = 1 << 22
@@ -118,25 +119,21 @@ class _Numbers:
     """Of dim 0, that a sample has; 0 if it is no dim of samples."""
     per_sample: int
 
-    def factors(self, chances: Tensor, row: int) -> Tensor:
-        """What chances that begin at this row of dim 0 are multiplied by."""
-        first = self.first + (row // self.rows * self.per_sample if self.rows else 0)
-        made: Tensor = torch.ops.meshwright.dropout_factors(
-            chances, self.p, self.key, first, self.sizes, self.strides
-        )
+    def factors(self, chances: Tensor, rows: slice | None) -> Tensor:
+        """What chances of these rows of dim 0 are multiplied by."""
+        first = self.first + (rows.start // self.rows * self.per_sample if rows else 0)
+        made: Tensor = FACTORS(chances, self.p, self.key, first, self.sizes, self.strides)
         return made
 
-    def part(self, x: Tensor, rows: slice) -> Tensor:
-        """Those rows of keys or values."""
-        return x[rows] if self.rows else x
-
-    def chunks(self, count: int, scores: int) -> Iterator[slice]:
+    def chunks(self, count: int, scores: int) -> Iterator[slice | None]:
         """Rows of dim 0, of which there are `count`, that are done together: each has so many
-        scores."""
+        scores. None: all."""
         rows = self.rows or count
         step = max(SCORES // max(scores * rows, 1), 1) * rows
-        for start in range(0, count, step):
-            yield slice(start, min(start + step, count))
+        if step >= count:
+            yield None
+        else:
+            yield from (slice(at, min(at + step, count)) for at in range(0, count, step))
 
 
 def _by_scores(
@@ -162,7 +159,8 @@ def _by_scores(
 class _Chances(NamedTuple):
     """Of some rows of dim 0, in the precision that is added up in."""
 
-    rows: slice
+    rows: slice | None
+    """None: all."""
     all: Tensor
     dropped: Tensor
 
@@ -170,18 +168,22 @@ class _Chances(NamedTuple):
 def _chances(query: Tensor, key: Tensor, seen: Visible, drawn: _Numbers) -> Iterator[_Chances]:
     scores = query[:1].numel() // query.shape[-1] * key.shape[-2]
     for rows in drawn.chunks(query.shape[0], scores):
-        part = wide(query[rows])
-        own = replace(seen, mask=_of_rows(seen.mask, rows, query))
-        found = own.scores(part, wide(drawn.part(key, rows)), slice(0, part.shape[-2]))
+        own = replace(seen, mask=_of_mask(seen.mask, rows, query))
+        every = slice(0, query.shape[-2])
+        found = own.scores(wide(_of_rows(query, rows)), wide(_of_rows(key, rows)), every)
         # Queries that see nothing find zeros, as in torch's own attention.
         made = found.softmax(-1) if own.mask is None else safe_softmax(found)
-        yield _Chances(rows, made, made * drawn.factors(made, rows.start))
+        yield _Chances(rows, made, made * drawn.factors(made, rows))
 
 
-def _of_rows(mask: Tensor | None, rows: slice, query: Tensor) -> Tensor | None:
+def _of_rows(x: Tensor, rows: slice | None) -> Tensor:
+    return x if rows is None else x[rows]
+
+
+def _of_mask(mask: Tensor | None, rows: slice | None, query: Tensor) -> Tensor | None:
     """The part of a mask for rows of dim 0 of the queries."""
     whole = mask is None or mask.ndim < query.ndim or mask.shape[0] == 1
-    return mask if mask is None or whole else mask[rows]
+    return mask if mask is None or whole else _of_rows(mask, rows)
 
 
 class _DroppedAttention(torch.autograd.Function):
@@ -192,13 +194,15 @@ class _DroppedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Visible,
         drawn: _Numbers,
     ) -> Tensor:  # fmt: skip
+        query, key, value = (x.contiguous() for x in (query, key, value))
         made, kept = list[Tensor](), list[Tensor]()
         with torch.autocast(query.device.type, enabled=False):
             for part in _chances(query, key, seen, drawn):
-                made.append(by_head(part.dropped, wide(drawn.part(value, part.rows))))
-                kept = [*kept, part.all, part.dropped] if part.all.numel() <= KEPT else []
+                made.append(by_head(part.dropped, wide(_of_rows(value, part.rows))))
+                if part.rows is None and part.all.numel() <= KEPT:
+                    kept = [part.all, part.dropped]
         ctx.rest = seen.scale, seen.first, drawn
-        ctx.save_for_backward(query, key, value, mask, *(kept if len(made) == 1 else []))
+        ctx.save_for_backward(query, key, value, mask, *kept)
         return _together(made).to(query.dtype)
 
     @staticmethod
@@ -208,19 +212,20 @@ class _DroppedAttention(torch.autograd.Function):
         to_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         found: tuple[list[Tensor], ...] = [], [], []
         with torch.autocast(query.device.type, enabled=False):
-            whole = [_Chances(slice(0, query.shape[0]), *kept)] if kept else None
+            whole = [_Chances(None, *kept)] if kept else None
             for part in whole or _chances(query, key, Visible(scale, mask, first), drawn):
-                grad = wide(grads[0][part.rows])
-                to_value = wide(drawn.part(value, part.rows)).transpose(-1, -2)
+                grad = wide(_of_rows(grads[0], part.rows))
+                q, k, v = (wide(_of_rows(x, part.rows)) for x in (query, key, value))
                 # Of a chance that was dropped or kept the gradient is one of what became of it.
-                to_scores = by_head(grad, to_value).mul_(part.dropped)
+                to_scores = by_head(grad, v, turned=True).mul_(part.dropped)
                 to_scores.addcmul_(part.all, to_scores.sum(-1, keepdim=True), value=-1)
                 if to_mask is not None:
-                    place = _of_rows(to_mask, part.rows, query)
+                    place = _of_mask(to_mask, part.rows, query)
                     assert place is not None
                     place += to_scores.sum_to_size(place.shape)
-                found[0].append(by_head(to_scores, wide(drawn.part(key, part.rows))).mul_(scale))
-                found[1].append(over_rows(to_scores, wide(query[part.rows])).mul_(scale))
+                to_scores.mul_(scale)
+                found[0].append(by_head(to_scores, k))
+                found[1].append(over_rows(to_scores, q))
                 found[2].append(over_rows(part.dropped, grad))
         to_query, to_key, to_value = (_together(parts).to(query.dtype) for parts in found)
         return to_query, to_key, to_value, to_mask, None, None

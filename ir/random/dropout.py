@@ -133,7 +133,7 @@ LIBRARY.impl("dropout_factors", torch.library.fallthrough_kernel, "Autograd")
 LIBRARY.impl("dropout", _by_triton if INTERPRETED else _by_torch, "CPU")
 LIBRARY.impl("dropout", _by_triton, "CUDA")
 LIBRARY.impl("dropout", _shape, "Meta")
-_FACTORS = torch.ops.meshwright.dropout_factors.default
+FACTORS = torch.ops.meshwright.dropout_factors.default
 _OPERATOR = torch.ops.meshwright.dropout.default
 
 
@@ -159,7 +159,7 @@ def dropout(
     takes most of the time, the factors are kept for the backward; elsewhere nothing is.
     """
     if x.device.type == "cpu" and not INTERPRETED:
-        kept: Tensor = _FACTORS(x, p, key, first, sizes, strides)
+        kept: Tensor = FACTORS(x, p, key, first, sizes, strides)
         return x * kept
     apply: Callable[..., Tensor] = _Dropout.apply
     return apply(x, p, key, first, sizes, strides)
