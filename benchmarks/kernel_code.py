@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from types import ModuleType
 
-from meshwright.ir.kernels import load_all
+from meshwright.ir.kernels import compiled
 from meshwright.ir.launch import Build, triton
 from meshwright.testing.copy_share import LEAST, PROCESSORS, WHOLE, Share, broken, copy_share
 from meshwright.testing.machine_code import WIDTHS, Code, machine_code
@@ -26,7 +26,7 @@ HEAD = (
     "kernel", "of", "widths", "sm", "registers", "spilled, bytes", "by 16 bytes",
     "moved / needed", "programs at once", "round trips", "share of a copy",
 )  # fmt: skip
-_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "along", "down"}
+_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down"}
 """Constants that say which form of a kernel it is."""
 
 
@@ -62,7 +62,7 @@ def groups(module: ModuleType) -> Iterator[tuple[tuple[str, str, int], list[Read
     for element, width in product(ELEMENTS, getattr(module, "WIDTHS", WIDTHS)):
         for build, target in product(module.builds(element, width), PROCESSORS):
             told = [f"{key}={value}" for key, value in build.constants.items() if key in _TOLD]
-            file = build.kernel.__module__.partition(".kernels.")[2]
+            file = build.kernel.__module__.partition(".ir.")[2].removeprefix("kernels.")
             title = f"{file} `{build.kernel.__name__}` {', '.join(told)}".strip()
             found.setdefault((title, element, target), []).append(read(build, width, target))
     yield from found.items()
@@ -114,8 +114,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     out: Path | None = parser.parse_args().out
     lines, faults = [], []
-    for module in load_all():
-        for key, found in groups(module) if hasattr(module, "builds") else ():
+    for module in compiled():
+        for key, found in groups(module):
             lines.append(line(key, found))
             bad = [one for one in found if one.fault]
             faults += [f"{key[0]}, {key[1]}, {x.width:,}, sm_{key[2]}: {x.fault}" for x in bad]

@@ -55,6 +55,8 @@ class StackMemory:
     """Most per logit in a loss's backward, beside what it has kept, where ranks share the classes;
     0: as our runtime."""
     late: LateFrees | None = None
+    draws_again: bool = False
+    """Kernels of dropout on GPUs draw again in the backward: they keep no masks."""
     keeps_packed: bool = False
     """Where queries have as many heads as keys: what attention keeps of queries is a view of one
     tensor, out of which keys and values were copied, and which lives as long."""

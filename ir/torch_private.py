@@ -193,6 +193,12 @@ def flash_on_cpu_backward(
     return found
 
 
+def safe_softmax(scores: Tensor) -> Tensor:
+    """Softmax along the last dim; zeros where all scores are -inf."""
+    made: Tensor = torch.ops.aten._safe_softmax.default(scores, -1)
+    return made
+
+
 def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
     store: Any = c10d._get_default_store()

@@ -14,11 +14,11 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.exact import exact
 
 
-def build(attention: float = 0.0):
+def build():
     torch.manual_seed(0)
     config = GPT2Config(
         n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16, use_cache=False,
-        resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=attention, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return exact(GPT2LMHeadModel(config).double().train())
 

@@ -41,14 +41,15 @@ class Visible:
 
     def scores(self, query: Tensor, key: Tensor, rows: slice) -> Tensor:
         """Scores of some queries; -inf where they do not look."""
-        scores = _by_head(query[..., rows, :], key.transpose(-1, -2)) * self.scale
+        whole = rows.stop - rows.start == query.shape[-2]
+        part = query if whole else query[..., rows, :]
+        scores = by_head(part * self.scale, key, turned=True)
         if (mask := self.rows_of_mask(rows)) is not None:
             hidden = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -torch.inf) if hidden else scores + mask
         if self.first is not None:
-            seen = torch.arange(rows.start, rows.stop, device=query.device) + self.first
-            place = torch.arange(key.shape[-2], device=query.device)
-            scores = scores.masked_fill(place > seen.unsqueeze(-1), -torch.inf)
+            later = scores.new_full(scores.shape[-2:], -torch.inf)
+            scores += later.triu_(rows.start + self.first + 1)
         return scores
 
     @property
@@ -62,16 +63,20 @@ class Visible:
         return self.mask if self.mask is None or whole else self.mask[..., rows, :]
 
 
-def _by_head(left: Tensor, right: Tensor) -> Tensor:
-    """left [..., g, r, l, a] @ right [..., g, a, b], without copies of right."""
+def by_head(left: Tensor, right: Tensor, *, turned: bool = False) -> Tensor:
+    """left [..., g, r, l, a] @ right [..., g, a, b], or with `turned` @ the transpose of right
+    [..., g, b, a], without copies of right."""
     *lead, r, rows, inner = left.shape
-    product = left.reshape(*lead, r * rows, inner) @ right
-    return product.view(*lead, r, rows, right.shape[-1])
+    flat = right.reshape(-1, *right.shape[-2:])
+    product = left.reshape(-1, r * rows, inner).bmm(flat.mT if turned else flat)
+    return product.view(*lead, r, rows, product.shape[-1])
 
 
-def _over_rows(left: Tensor, right: Tensor) -> Tensor:
+def over_rows(left: Tensor, right: Tensor) -> Tensor:
     """The sum over r and l of left [..., g, r, l, a] times right [..., g, r, l, b]."""
-    return left.flatten(-3, -2).transpose(-1, -2) @ right.flatten(-3, -2)
+    *lead, r, rows, width = left.shape
+    flat = left.reshape(-1, r * rows, width), right.reshape(-1, r * rows, right.shape[-1])
+    return flat[0].mT.bmm(flat[1]).view(*lead, width, right.shape[-1])
 
 
 def _slices(query: Tensor, keys: int) -> Iterator[slice]:
@@ -82,9 +87,32 @@ def _slices(query: Tensor, keys: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
+def grouped(x: Tensor, groups: int, heads: int) -> Tensor:
+    """[..., h, l, e] as [..., g, r, l, e]."""
+    if x.ndim == 2:
+        return x.unsqueeze(0)
+    return x.reshape(*x.shape[:-3], groups, heads, *x.shape[-2:])
+
+
+def grouped_mask(mask: Tensor, dims: int, groups: int, heads: int) -> Tensor:
+    """A mask of queries of so many dims, so that it broadcasts to [..., g, r, l, s]."""
+    if mask.ndim < 2:
+        mask = mask.view(1, -1)
+    if dims < 3 or mask.ndim < 3:
+        return mask
+    split = mask.shape[-3] > 1
+    return grouped(mask, groups, heads) if split else mask.unsqueeze(-3)
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """As torch's own attention takes it under autocast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
 def wide(x: Tensor) -> Tensor:
     """In the precision that is added up in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> PartialAttention:
@@ -99,7 +127,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Parti
         scores = visible.scores(query, key, rows)
         sums = scores.logsumexp(-1, keepdim=True)
         total[..., rows, :] = sums
-        out[..., rows, :] = _by_head((scores - _finite(sums)).exp(), value)
+        out[..., rows, :] = by_head((scores - _finite(sums)).exp(), value)
     return PartialAttention(out, total)
 
 
@@ -170,13 +198,13 @@ def _backward(
     for rows in _slices(query, key.shape[-2]):
         chances = (visible.scores(query, key, rows) - total[..., rows, :]).exp()
         grad = grads[..., rows, :]
-        to_value += _over_rows(chances, grad)
-        to_scores = chances * (_by_head(grad, value.transpose(-1, -2)) - along[..., rows, :])
+        to_value += over_rows(chances, grad)
+        to_scores = chances * (by_head(grad, value, turned=True) - along[..., rows, :])
         if to_mask is not None:
             place = Visible(1.0, to_mask).rows_of_mask(rows)
             assert place is not None
             place += to_scores.sum_to_size(place.shape)
         to_scores = to_scores * visible.scale
-        to_query[..., rows, :] = _by_head(to_scores, key)
-        to_key += _over_rows(to_scores, query[..., rows, :])
+        to_query[..., rows, :] = by_head(to_scores, key)
+        to_key += over_rows(to_scores, query[..., rows, :])
     return Gradients(to_query, to_key, to_value, to_mask)

@@ -17,8 +17,11 @@ from meshwright.codegen.attention.attend import (
     AttentionStats,
     Gradients,
     PartialAttention,
+    as_autocast,
     attend,
     attend_backward,
+    grouped,
+    grouped_mask,
     merged,
     wide,
 )
@@ -147,7 +150,7 @@ def ring_attention(
     """
     if dropout_p and comm.training:
         raise PlanError(f"attention split along keys has no dropout; {dropout_p} is given, not 0")
-    query, key, value = (_as_autocast(x) for x in (query, key, value))
+    query, key, value = (as_autocast(x) for x in (query, key, value))
     groups = key.shape[-3] if key.ndim > 2 else 1
     heads = query.shape[-3] // groups if query.ndim > 2 else 1
     scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
@@ -155,29 +158,7 @@ def ring_attention(
         comm, axis, Share(queries, sections[0]), Share(keys, sections[1]), scale, is_causal,
         tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
     )  # fmt: skip
-    grouped = _grouped(query, groups, heads)
-    mask = None if attn_mask is None else _grouped_mask(attn_mask, query.ndim, groups, heads)
+    queries_by_group = grouped(query, groups, heads)
+    mask = None if attn_mask is None else grouped_mask(attn_mask, query.ndim, groups, heads)
     apply: Callable[..., Tensor] = _Attention.apply
-    return apply(grouped, key, value, mask, ring).view(*query.shape[:-1], value.shape[-1])
-
-
-def _grouped(x: Tensor, groups: int, heads: int) -> Tensor:
-    """[..., h, l, e] as [..., g, r, l, e]."""
-    if x.ndim == 2:
-        return x.unsqueeze(0)
-    return x.reshape(*x.shape[:-3], groups, heads, *x.shape[-2:])
-
-
-def _grouped_mask(mask: Tensor, dims: int, groups: int, heads: int) -> Tensor:
-    if mask.ndim < 2:
-        mask = mask.view(1, -1)
-    if dims < 3 or mask.ndim < 3:
-        return mask
-    split = mask.shape[-3] > 1
-    return _grouped(mask, groups, heads) if split else mask.unsqueeze(-3)
-
-
-def _as_autocast(x: Tensor) -> Tensor:
-    """As torch's own attention takes it under autocast."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return apply(queries_by_group, key, value, mask, ring).view(*query.shape[:-1], value.shape[-1])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.sharded.dropout import seed_of, with_seed
+from meshwright.codegen.sharded.seeds import default_generator, seed_of
 from meshwright.ir.graph.noise import NORMAL
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.trace.still import DEVIATION, QUANTILE, Still
@@ -33,7 +33,7 @@ def noise(
     generator = torch.Generator(comm.device)
 
     def draw(slab: tuple[int, ...], sample: int) -> Tensor:
-        generator.manual_seed(seed_of(comm, key, sample, ()))
+        generator.manual_seed(seed_of(comm, key, sample))
         made = torch.empty(slab, dtype=dtype, device=comm.device)
         return (
             made.normal_(generator=generator)
@@ -70,16 +70,18 @@ def each_sample(
         return constant
     tensors = [x for name in cut if isinstance(x := arguments[name], Tensor)]
     if not tensors:
-        with with_seed(comm.device, seed_of(comm, op_key, -1, ())):
+        with default_generator(comm.device) as generator:
+            generator.manual_seed(seed_of(comm, op_key, -1))
             whole: Tensor = op(**arguments)
         return whole
     made = []
-    for i in range(tensors[0].shape[0] // per_sample):
-        own = {
-            name: x.narrow(0, i * per_sample, per_sample)
-            for name, x in zip(cut, tensors, strict=True)
-        }
-        with with_seed(comm.device, seed_of(comm, op_key, comm.sample_offset + i, ())):
+    with default_generator(comm.device) as generator:
+        for i in range(tensors[0].shape[0] // per_sample):
+            own = {
+                name: x.narrow(0, i * per_sample, per_sample)
+                for name, x in zip(cut, tensors, strict=True)
+            }
+            generator.manual_seed(seed_of(comm, op_key, comm.sample_offset + i))
             made.append(op(**{**arguments, **own}))
     return torch.cat(made) if made else op(**arguments)
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from meshwright.codegen.attention.dropped import attention
 from meshwright.codegen.attention.ring import ring_attention
 from meshwright.codegen.collectives import together
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.products import columns, rows
-from meshwright.codegen.sharded.dropout import attention, dropout, gelu_dropout, seeded
+from meshwright.codegen.sharded.dropout import dropout, gelu_dropout, seeded
 from meshwright.codegen.sharded.halo import windowed
 from meshwright.codegen.sharded.noise import drop, each_sample, noise, random_slope
 from meshwright.codegen.sharded.routing import routed_experts

@@ -9,7 +9,7 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
+from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
@@ -198,7 +198,7 @@ class Walk(Trace):
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
-            backward + round(op.saved_extra_bytes * share),
+            backward + round(self._inside_bytes(op) * share),
             step.is_causal and not sections,
             step.channels_last,
             step.comes_cast,
@@ -224,6 +224,9 @@ class Walk(Trace):
         parts = self.regathered.get(key[0], 1) if self.regathered else 1
         return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
 
+    def _inside_bytes(self, op: Op) -> int:
+        return kept_inside_bytes(op, self.site.device, self.site.run_as.memory.draws_again)
+
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""
         op = step.op
@@ -233,8 +236,8 @@ class Walk(Trace):
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
-        if op.saved_extra_bytes and step.has_gradient:
-            self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)
+        if (inside := self._inside_bytes(op)) and step.has_gradient:
+            self.saved[op.name, "extra", ()] = round(inside * share)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -23,11 +23,19 @@ from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.costmodel.ops.made_of import calls_of
 from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.ops import facts
 
 _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
 _SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+def kept_inside_bytes(op: Op, device: DeviceType, draws_again: bool) -> int:
+    """Bytes that autograd keeps on such a device beside the op's operands and results, for all of
+    the batch; `draws_again`: kernels of the stack keep no random numbers."""
+    redrawn = draws_again and device.kind != "cpu" and facts(op.target).redrawn
+    return 0 if redrawn else op.saved_extra_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,8 @@ class OpFacts:
     """Its results depend on all samples of a micro-batch, and it changes statistics of them."""
     by_batch: bool = False
     """A rank calls something else where replicas share the batch."""
+    redrawn: bool = False
+    """What autograd keeps inside of it is random: our kernels of GPUs draw it again instead."""
     torch_passes: float = 1.0
     """What a CPU moves for it over what its kernel would: counted in its way by torch, which runs
     one operator after the other."""

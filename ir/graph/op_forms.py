@@ -9,6 +9,7 @@ from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import dim_of
 from meshwright.ir.layout.layout import Shard
 from meshwright.ir.layout.nesting import dim_runs, splits_of
+from meshwright.ir.layout.numbering import numbering
 
 
 def then(*makes: MakeForm) -> MakeForm:
@@ -119,14 +120,13 @@ def only_axis(site: OpSite, dim: int, axes: list[str]) -> str:
     return axes[0]
 
 
-def samples(site: OpSite) -> dict[str, Value]:
-    """Where the samples lie in what the op makes, and which other axes split it."""
-    layout = site.output_layout(0)
-    others = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
-    found: dict[str, Value] = {"axes": others} if others else {}
-    batch = layout.get("dp")
-    if isinstance(batch, Shard):
-        split = site.split("dp", site.tensors[site.op.outputs[0]].shape, layout)
-        per_sample = split.section // (site.axes["dp"].whole or split.section)
-        found |= {"dim": batch.dim, "outer": split.outer, "per_sample": per_sample}
-    return found
+def numbered(site: OpSite, shape: tuple[int, ...]) -> dict[str, Value]:
+    """What says the numbers of the elements that this rank has of a value of global `shape`, which
+    is placed as what the op makes is; without what is so for samples that lie whole in order."""
+    found = numbering(shape, site.output_layout(0), site.axes, site.coordinates)
+    extra: dict[str, Value] = {"per_sample": found.per_sample} if found.per_sample else {}
+    if found.first:
+        extra["first"] = found.first
+    if (found.sizes, found.strides) != ((-1,), (1,)):
+        extra |= {"sizes": found.sizes, "strides": found.strides}
+    return extra

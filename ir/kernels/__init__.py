@@ -20,6 +20,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -69,6 +70,12 @@ def is_placed(name: str) -> bool:
 def load_all() -> tuple[ModuleType, ...]:
     """Import all kernels' files."""
     return tuple(map(load, KERNELS))
+
+
+def compiled() -> tuple[ModuleType, ...]:
+    """All files with kernels that can be compiled ahead, also those that no plan chooses."""
+    found = (*load_all(), import_module("meshwright.ir.random.dropout"))
+    return tuple(module for module in found if hasattr(module, "builds"))
 
 
 @cache

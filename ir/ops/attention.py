@@ -8,7 +8,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
-from meshwright.ir.graph.op_forms import only_axis, run_sizes, samples, sharded, splitting, then
+from meshwright.ir.graph.op_forms import numbered, only_axis, run_sizes, sharded, splitting, then
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
@@ -56,12 +56,23 @@ def _rule(op: Op, graph: Graph) -> Rule:
 
 
 def _dropped(site: OpSite, form: Form) -> Form:
+    """The numbers of its chances [..., h, l, s], and for kernels that draw their own where samples
+    lie and which axes split the result."""
     if not form.arg("dropout_p"):
         return form
-    drawn = samples(site)
-    if drawn.pop("dim", 0) or drawn.pop("outer", 1) != 1:
-        raise PlanError(f"{site.op.key}: attention with dropout wants the batch in dim 0")
-    return sharded(form, "attention", name=site.op.key, **drawn)
+    layout, shape = site.output_layout(0), site.tensors[site.op.outputs[0]].shape
+    found = numbered(site, (*shape[:-1], site.input(1).shape[-2]))
+    others = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
+    found |= {"axes": others} if others else {}
+    batch = layout.get("dp")
+    if isinstance(batch, Shard):
+        if batch.dim or batch.outer != 1:
+            raise PlanError(
+                f"{site.op.key}: attention with dropout wants the batch in dim 0, not as {batch}"
+            )
+        section = site.split("dp", shape, layout).section
+        found["rows"] = section // (site.axes["dp"].whole or section)
+    return sharded(form, "attention", name=site.op.key, **found)
 
 
 def _round(site: OpSite, form: Form) -> Form:

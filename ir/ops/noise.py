@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import OpFacts, named
-from meshwright.ir.graph.op_forms import always, samples, sharded, without
+from meshwright.ir.graph.op_forms import always, numbered, sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
@@ -59,7 +59,8 @@ def _each(op: Op, graph: Graph) -> Rule | None:
 def _dropped(site: OpSite, form: Form) -> Form:
     if form.arg("train") is not True or not form.arg("p"):
         return form
-    return sharded(without(form, "train"), "dropout", key=site.op.key, **samples(site))
+    shape = site.tensors[site.op.outputs[0]].shape
+    return sharded(without(form, "train"), "dropout", key=site.op.key, **numbered(site, shape))
 
 
 def _noise(site: OpSite, form: Form) -> Form:
@@ -111,8 +112,8 @@ FACTS = {
     "meshwright.noise_of": replace(_DRAWN, rule=_of_shape, form=_noise),
     "meshwright.drop": replace(_PARTED, form=always("drop")),
     "meshwright.random_slope": replace(_PARTED, form=always("random_slope")),
-    **named("dropout", replace(_DRAWN, rule=elementwise(), form=_dropped)),
-    **named("dropout_", OpFacts(rule=elementwise(), form=_dropped)),
+    **named("dropout", replace(_DRAWN, rule=elementwise(), form=_dropped, redrawn=True)),
+    **named("dropout_", OpFacts(rule=elementwise(), form=_dropped, redrawn=True)),
     **named("native_dropout", replace(_DRAWN, form=seeded)),
     **named("bernoulli rand rand_like", _DRAWN),
     **named(

@@ -1,10 +1,12 @@
 """Our own runtime, on the libraries of the torch that it needs (2.11 and later)."""
 
+from meshwright.ir.stack_memory import StackMemory
 from meshwright.ir.styles import Style
 
 STYLE = Style(
     title="meshwright's runtime",
     libraries=2026,
     pins=(),
+    memory=StackMemory(draws_again=True),
     reference="runtime/, and constraints.txt for the libraries",
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from meshwright.costmodel.ops.compute import KeptTimes
+from meshwright.costmodel.ops.compute import KeptTimes, kept_inside_bytes
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
@@ -16,6 +16,7 @@ from meshwright.ir.trace.fuse import Wins
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
 SHORT = 0.1
 """Of a device's memory: what a batch would keep there beside all else, if that is worth time."""
+DRAWS_AGAIN = style("").memory.draws_again
 TORCHS_OWN = ("gelu",)
 """What they put in is an operator of torch itself, which every device has a kernel for."""
 
@@ -55,11 +56,11 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
             old, new = (
                 sum(
                     seconds(local, device) + _bias_s(local, device)
-                    for local in (whole_op(op, tensors) for op in ops)
+                    for local in (whole_op(op, tensors, device) for op in ops)
                 )
                 for ops in (before, after)
             )
-            freed = _kept_bytes(before, tensors) - _kept_bytes(after, tensors)
+            freed = _kept_bytes(before, tensors, device) - _kept_bytes(after, tensors, device)
             if new >= old and freed < SHORT * ranks * device.memory_bytes:
                 return f"it would take {new / old:.2f} times as long on {device.name}"
         return ""
@@ -67,11 +68,12 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
     return wins
 
 
-def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor]) -> int:
+def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor], device: DeviceType) -> int:
     """What ops keep for the backward of what they make themselves."""
     made = {name for op in ops for name in op.outputs}
     kept = {name for op in ops for name in op.saved} & made
-    return sum(tensors[name].nbytes for name in kept) + sum(op.saved_extra_bytes for op in ops)
+    inside = sum(kept_inside_bytes(op, device, DRAWS_AGAIN) for op in ops)
+    return sum(tensors[name].nbytes for name in kept) + inside
 
 
 def _bias_s(op: LocalOp, device: DeviceType) -> float:
@@ -83,11 +85,13 @@ def _bias_s(op: LocalOp, device: DeviceType) -> float:
     return kernel_s(KernelWork(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
 
 
-def whole_op(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
+def whole_op(op: Op, tensors: Mapping[str, Tensor], device: DeviceType) -> LocalOp:
     """The whole op as one rank would have it, in the dtypes of the trace."""
     inputs = [tensors[name] for name in op.inputs]
     outputs = [tensors[name] for name in op.outputs if name]
-    saved = sum(tensors[name].nbytes for name in op.saved) + op.saved_extra_bytes
+    saved = sum(tensors[name].nbytes for name in op.saved) + kept_inside_bytes(
+        op, device, DRAWS_AGAIN
+    )
     return LocalOp(
         op.target, classify(op.target), outputs[0].dtype, op.flops,
         tuple(

@@ -45,7 +45,8 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
         *_decided(problem, plan), *_batch(problem, plan),
-        *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
+        *_buffers(problem, plan), *_whole(problem, plan),
+        *random_notes(problem.graph, plan, problem.cluster),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *measured,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.rules import given, name_of
 from meshwright.ir.layout.layout import Shard
@@ -13,12 +14,14 @@ _NAMED = 3
 _KEPT = "dropping ops"
 
 
-def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Dropout that is split on model axes, or of recurrent layers whose batch is."""
+def random_notes(graph: Graph, plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """Dropout inside of attention whose heads are split, where kernels draw it by themselves, or of
+    recurrent layers whose batch is split."""
+    by_kernels = any(device.kind != "cpu" for device in cluster.device_types)
     split: dict[str, None] = {}
     batch: dict[str, None] = {}
     for index, stage in enumerate(plan.stages):
-        axes = [axis for axis, size in stage.model if size > 1]
+        axes = [axis for axis, size in stage.model if size > 1 and by_kernels]
         for block in plan.stage_blocks(graph, index):
             layout = plan.layout(stage.layouts[block.pattern])
             values, steps = _dropping(graph)[block.name]
@@ -29,7 +32,7 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
                 batch |= dict.fromkeys(map(_place, steps))
     if split:
         yield (
-            "dropout of values that are split draws other masks than one process does: "
+            "dropout inside of attention that is split draws other masks than one process does: "
             + _listed(list(split))
         )
     if batch:
@@ -40,23 +43,20 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _dropping(graph: Graph) -> Mapping[str, tuple[list[Op], list[Op]]]:
-    """Block -> its ops that drop values under any plan, and those that do so within steps."""
+    """Block -> its attention with dropout, and its layers that drop values within steps."""
     # Kept as cached properties are, with the graph: every plan that is tried asks.
     kept: dict[str, Mapping[str, tuple[list[Op], list[Op]]]] = graph.__dict__
     if _KEPT not in kept:
         kept[_KEPT] = {
-            block.name: (list(filter(_drops, ops)), list(filter(_drops_steps, ops)))
+            block.name: (list(filter(_drops_chances, ops)), list(filter(_drops_steps, ops)))
             for block in graph.blocks
             for ops in [graph.block_ops(block)]
         }
     return kept[_KEPT]
 
 
-def _drops(op: Op) -> bool:
-    name = name_of(op).removesuffix("_")
-    plain = name in ("dropout", "meshwright.bias_gelu_dropout") and given(op, "p")
-    fused = name == "scaled_dot_product_attention" and given(op, "dropout_p")
-    return bool((plain and given(op, "train", True)) or fused)
+def _drops_chances(op: Op) -> bool:
+    return name_of(op) == "scaled_dot_product_attention" and bool(given(op, "dropout_p"))
 
 
 def _splits(op: Op, layout: BlockLayout, axis: str) -> bool:

@@ -95,7 +95,7 @@ def main(kind: str, name: str) -> None:
 
 
 def _seconds(op: Op, tensors: Any, cluster: Cluster) -> float:
-    return op_time(whole_op(op, tensors), cluster.device(0)).total_s
+    return op_time(whole_op(op, tensors, cluster.device(0)), cluster.device(0)).total_s
 
 
 if __name__ == "__main__":

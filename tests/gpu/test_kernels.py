@@ -107,10 +107,8 @@ def _bucket_update() -> list[tuple[float, float]]:
 
 
 def _gelu_dropout() -> list[tuple[float, float]]:
-    found = test_gelu_dropout.under()
-    errors = [(max(errors), 1e-5) for errors in found["errors"]]
-    apart = [(worst, 1e-6) for worst in found["apart"]]
-    return [*errors, *apart, (abs(found["kept"] - (1 - test_gelu_dropout.P)), 0.02)]
+    """Masks are those that a CPU draws."""
+    return [(max(errors), 1e-12) for errors in test_gelu_dropout.under()["errors"]]
 
 
 def _peers(name: str) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from torch.library import custom_op
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts
-from meshwright.ir.graph.op_forms import samples, sharded, without
+from meshwright.ir.graph.op_forms import numbered, sharded, without
 from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule
@@ -172,14 +172,14 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
     given: dict[str, Arg] = {"x": Ref(before[-1].outputs[0]), "bias": bias, "tanh": tanh}
     calls = (product, *([view] if view else []), *calls)
     if dropout := _dropout(flow, op):
-        given |= {"p": dropout.args["p"], **_ONE_SAMPLE}
+        given |= {"p": dropout.args["p"], **_IN_ORDER}
         fused = kernel_call("bias_gelu_dropout", given, dropout, list(dropout.outputs))
         return Match((*calls, dropout), fused, dropout, before)
     return Match(calls, kernel_call("bias_gelu", given, op, list(op.outputs)), op, before)
 
 
-_ONE_SAMPLE: dict[str, Arg] = {"seeds": (0,), "dim": -1, "outer": 1, "per_sample": 1}
-"""What lowering replaces by the seeds of samples."""
+_IN_ORDER: dict[str, Arg] = {"key": 0, "first": 0, "sizes": (-1,), "strides": (1,)}
+"""What lowering replaces by the key of a step and by the numbers of what a rank has."""
 
 
 def _dropout(flow: Flow, op: RawOp) -> RawOp | None:
@@ -234,8 +234,8 @@ OPERATORS = {"bias_gelu": (bias_gelu, reference)}
 def _dropped(site: OpSite, form: Form) -> Form:
     """With the masks of the dropout that is part of it."""
     key = site.op.key.replace("/bias_gelu_dropout", "/dropout")
-    plain = without(form, "seeds", "dim", "outer", "per_sample")
-    return sharded(plain, "gelu_dropout", key=key, **samples(site))
+    plain, shape = without(form, *_IN_ORDER), site.tensors[site.op.outputs[0]].shape
+    return sharded(plain, "gelu_dropout", key=key, **numbered(site, shape))
 
 
 _GELU = OpFacts(

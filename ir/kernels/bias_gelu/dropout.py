@@ -1,14 +1,12 @@
 """GELU of a sum with a bias, and dropout of it, in one pass; nothing is kept but what came in.
 
-Each sample has a seed, from which both directions draw its mask: by torch the numbers of a
-generator that starts from it, as `masks` does for dropout alone; by Triton Philox's, counted by the
-place of an element in its sample. Masks depend on which way it is, but not on how a batch is laid
-out.
+Both directions draw the numbers that dropout alone draws (`ir.random.dropout`), on every device.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,164 +16,168 @@ from meshwright.ir.kernels.bias_gelu.share import kind, share_of
 from meshwright.ir.launch import (
     TAKEN,
     Build,
-    block,
     held_dtype,
     jit,
     programs,
     tl,
-    warps,
+    triton,
     way,
     wide,
 )
+from meshwright.ir.placed.peers import MOST_WIDTH
+from meshwright.ir.random.dropout import factors, kept_factors
+from meshwright.ir.random.philox import PER_BLOCK, least_kept
+from meshwright.ir.random.strided import NUMBERS, RowPlaces, filled, row_places
 
-
-def masks(
-    x: Tensor, p: float, seeds: Sequence[int], dim: int, outer: int, per_sample: int
-) -> Tensor:
-    """Which elements of x are kept, whose dim `dim` holds, in `outer` sections, `per_sample`
-    elements of each sample; -1: all of x is one sample's."""
-    generator = torch.Generator(x.device)
-
-    def mask(slab: tuple[int, ...], seed: int) -> Tensor:
-        generator.manual_seed(seed)
-        kept = torch.empty(slab, dtype=torch.bool, device=x.device)
-        return kept.bernoulli_(1 - p, generator=generator)
-
-    shape = tuple(x.shape)
-    if dim < 0:
-        return mask(shape, seeds[0])
-    slab = (*shape[:dim], outer, per_sample, *shape[dim + 1 :])
-    return torch.stack([mask(slab, seed) for seed in seeds], dim + 1).view(shape)
+COLUMNS = (2048, 1024, 512)
+"""Of a row, that a program may hold at once."""
+PER_WARP = 512
+"""Elements; a thread makes whole blocks of numbers."""
+PER_PROCESSOR = 32
+"""Warps of the backward."""
+ROWS = 4
+"""That a program goes over forward, with one read of the bias."""
 
 
 def reference(
-    x: Tensor, bias: Tensor, tanh: bool, p: float, seeds: Sequence[int], dim: int, outer: int,
-    per_sample: int,
+    x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int, sizes: Sequence[int],
+    strides: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """x: [..., width], bias: [width]."""
     held = held_dtype(x.dtype)
     made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=kind(tanh))
-    kept = masks(x, p, seeds, dim, outer, per_sample)
-    return (made * kept / (1 - p)).to(x.dtype)
+    return (made * factors(made, p, key, first, sizes, strides)).to(x.dtype)
 
 
-@jit
-def _kept(
-    seeds, row, at, p, width, pieces, outer, count, per_sample, inner, WIDE: tl.constexpr,
-):  # fmt: skip
-    """What the elements of a row are multiplied by. A row is the place `inner` of a piece of a
-    section of a sample: its sample's seed, and its place there, say which are kept."""
-    place, m = row // inner, row % inner
-    before, piece = place // pieces, place % pieces
-    section, within = piece // (count * per_sample), piece % per_sample
-    sample = (piece // per_sample) % count
-    at_sample = ((before * outer + section) * per_sample + within) * inner + m
-    drawn = tl.rand(tl.load(seeds + sample), (at_sample * width + at).to(tl.int32))
-    return tl.where(drawn >= p, 1.0 / (1.0 - p), 0.0).to(WIDE)
-
-
-@jit
+@partial(jit, varying=("key", "first"))
 def forward_kernel(
-    x, bias, out, seeds, p, width, pieces, outer, count, per_sample, inner, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr, TANH: tl.constexpr,
+    x, bias, out, rows, key, first, least, columns, width, middle, inner, outer_step, middle_step,
+    inner_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, TANH: tl.constexpr,
+    WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    here = row * width + at
-    v = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(bias + at, inside, 0.0).to(WIDE)
-    share, _ = share_of(v, TANH)
-    kept = _kept(seeds, row, at, p, width, pieces, outer, count, per_sample, inner, WIDE)
-    tl.store(out + here, (v * share * kept).to(out.dtype.element_ty), inside)
+    """Each program has BLOCK of the `columns` of ROWS rows of x; a row of numbers has `width`."""
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    added = tl.load(bias + at, at < columns, 0.0).to(WIDE)
+    for each in tl.static_range(ROWS):
+        row = tl.program_id(0) * ROWS + each
+        inside = at < tl.where(row < rows, columns, 0)
+        start = row.to(tl.int64) * columns
+        v = tl.load(x + start + at, inside, 0.0).to(WIDE) + added
+        share, _ = share_of(v, TANH)
+        kept = kept_factors(
+            key, first, least, start + tl.program_id(1) * BLOCK, width, middle, inner, outer_step,
+            middle_step, inner_step, BLOCK, WIDE, WHOLE, FLAT,
+        )  # fmt: skip
+        tl.store(out + start + at, (v * share * kept).to(out.dtype.element_ty), inside)
 
 
-@jit
+@partial(jit, varying=("key", "first"))
 def backward_kernel(
-    grad, x, bias, to_x, to_bias, seeds, p, rows, width, pieces, outer, count, per_sample, inner,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, TANH: tl.constexpr,
+    grad, x, bias, to_x, to_bias, rows, key, first, least, columns, width, middle, inner,
+    outer_step, middle_step, inner_step, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    TANH: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Each program sums the bias's gradient over its rows; the caller sums over programs."""
-    first = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
+    """Each program sums the bias's gradient of its columns over its rows; the caller sums over
+    programs."""
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < columns
     added = tl.load(bias + at, inside, 0.0).to(WIDE)
     summed = tl.zeros([BLOCK], dtype=WIDE)
-    for number in range(first, rows, tl.num_programs(0)):
-        row = tl.cast(number, tl.int64)
-        here = row * width + at
-        v = tl.load(x + here, inside, 0.0).to(WIDE) + added
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        start = tl.cast(row, tl.int64) * columns
+        v = tl.load(x + start + at, inside, 0.0).to(WIDE) + added
         share, slope = share_of(v, TANH)
-        kept = _kept(seeds, row, at, p, width, pieces, outer, count, per_sample, inner, WIDE)
-        back = tl.load(grad + here, inside, 0.0).to(WIDE) * (share + v * slope) * kept
+        kept = kept_factors(
+            key, first, least, start + tl.program_id(1) * BLOCK, width, middle, inner, outer_step,
+            middle_step, inner_step, BLOCK, WIDE, WHOLE, FLAT,
+        )  # fmt: skip
+        back = tl.load(grad + start + at, inside, 0.0).to(WIDE) * (share + v * slope) * kept
         summed += tl.where(inside, back, 0.0)
-        tl.store(to_x + here, back.to(to_x.dtype.element_ty), inside)
-    tl.store(to_bias + tl.cast(first, tl.int64) * width + at, summed, inside)
+        tl.store(to_x + start + at, back.to(to_x.dtype.element_ty), inside)
+    to = tl.cast(tl.program_id(0), tl.int64) * columns
+    tl.store(to_bias + to + at, summed, inside)
 
 
-def _counts(x: Tensor, seeds: Sequence[int], dim: int, outer: int, per_sample: int) -> list[int]:
-    """Pieces of the dim of samples, its sections, samples, pieces of each, and rows of a piece."""
-    if dim < 0:
-        return [1, 1, 1, 1, x.numel() // x.shape[-1]]
-    return [x.shape[dim], outer, len(seeds), per_sample, torch.Size(x.shape[dim + 1 : -1]).numel()]
+def _places(
+    x: Tensor, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> RowPlaces | None:
+    """Where a kernel finds the numbers of x; None if torch's operators do it."""
+    count = x.numel()
+    found = row_places(first, filled(sizes, count), tuple(strides)) if count else None
+    if count and found is None:
+        TAKEN["bias_gelu", "its part of the batch has too many dims"] += 1
+        return None
+    return found if way("bias_gelu", x, x.shape[-1]) == "triton" else None
 
 
-def _way(x: Tensor, dim: int) -> str:
-    """By torch too where samples lie along rows."""
-    if dim == x.ndim - 1:
-        TAKEN["bias_gelu", "samples lie along rows"] += 1
-        return "torch"
-    return way("bias_gelu", x, x.shape[-1])
+def _tiles(width: int) -> tuple[int, int]:
+    """Columns that a program holds, and into how many such parts a row falls: the widest of those
+    that leave the fewest lanes idle."""
+    columns = min(COLUMNS, key=lambda each: (triton.cdiv(width, each) * each, -each))
+    return columns, int(triton.cdiv(width, columns))
+
+
+def _constants(x: Tensor, tanh: bool, where: RowPlaces) -> dict[str, object]:
+    columns, _ = _tiles(x.shape[-1])
+    whole = where.whole and x.shape[-1] % PER_BLOCK == 0
+    return {
+        "BLOCK": columns, "WIDE": wide(x.dtype), "TANH": tanh, "WHOLE": whole,
+        "FLAT": where.flat, "num_warps": columns // PER_WARP,
+    }  # fmt: skip
 
 
 @custom_op("meshwright::bias_gelu_dropout", mutates_args=())
 def gelu_dropout(
-    x: Tensor, bias: Tensor, tanh: bool, p: float, seeds: Sequence[int], dim: int, outer: int,
-    per_sample: int,
+    x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int, sizes: Sequence[int],
+    strides: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """As `reference`, for 0 < p < 1."""
+    """As `reference`, for 0 < p < 1; where numbers lie as `ir.random.dropout.dropout` says."""
     x, width = x.contiguous(), x.shape[-1]
-    if _way(x, dim) == "torch":
-        return reference(x, bias, tanh, p, seeds, dim, outer, per_sample)
+    where = _places(x, first, sizes, strides)
+    if where is None:
+        return reference(x, bias, tanh, p, key, first, sizes, strides)
     out = torch.empty_like(x)
-    forward_kernel[(x.numel() // width,)](
-        x, bias, out, torch.tensor(seeds, device=x.device), p, width,
-        *_counts(x, seeds, dim, outer, per_sample), BLOCK=block(width), WIDE=wide(x.dtype),
-        TANH=tanh, num_warps=warps(width),
+    rows = x.numel() // width
+    forward_kernel[(triton.cdiv(rows, ROWS), _tiles(width)[1])](
+        x, bias, out, rows, key, first, least_kept(p), width, *where.numbers, ROWS=ROWS,
+        **_constants(x, tanh, where),
     )  # fmt: skip
     return out
 
 
 @gelu_dropout.register_fake
-def _shapes(x, bias, tanh, p, seeds, dim, outer, per_sample):
+def _shapes(x, bias, tanh, p, key, first, sizes, strides):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @custom_op("meshwright::bias_gelu_dropout_backward", mutates_args=())
 def gelu_dropout_backward(
-    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, p: float, seeds: Sequence[int], dim: int,
-    outer: int, per_sample: int,
+    grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int,
+    sizes: Sequence[int], strides: Sequence[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and of the bias, with the masks drawn again."""
+    """Gradients of x and of the bias, with the numbers drawn again."""
     grad, x, width = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // width
-    if _way(x, dim) == "torch":
+    where = _places(x, first, sizes, strides)
+    if where is None:
         held = held_dtype(x.dtype)
-        passed = grad.to(held) * masks(x, p, seeds, dim, outer, per_sample) / (1 - p)
         total = x.to(held) + bias.to(held)
+        passed = grad.to(held) * factors(total, p, key, first, sizes, strides)
         back = torch.ops.aten.gelu_backward(passed, total, approximate=kind(tanh))
         return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
-    to_x, count = torch.empty_like(x), programs(x, rows)
-    partial = x.new_empty(count, width, dtype=held_dtype(x.dtype))
-    backward_kernel[(count,)](
-        grad, x, bias, to_x, partial, torch.tensor(seeds, device=x.device), p, rows, width,
-        *_counts(x, seeds, dim, outer, per_sample), BLOCK=block(width), WIDE=wide(x.dtype),
-        TANH=tanh, num_warps=warps(width),
+    to_x, (columns, parts) = torch.empty_like(x), _tiles(width)
+    most = PER_PROCESSOR // (columns // PER_WARP) * programs(x, rows, MOST_WIDTH)
+    count = min(rows, triton.cdiv(most, parts))
+    partial_sums = x.new_empty(count, width, dtype=held_dtype(x.dtype))
+    backward_kernel[(count, parts)](
+        grad, x, bias, to_x, partial_sums, rows, key, first, least_kept(p), width, *where.numbers,
+        **_constants(x, tanh, where),
     )  # fmt: skip
-    return to_x, partial.sum(0).to(bias.dtype)
+    return to_x, partial_sums.sum(0).to(bias.dtype)
 
 
 @gelu_dropout_backward.register_fake
-def _backward_shapes(grad, x, bias, tanh, p, seeds, dim, outer, per_sample):
+def _backward_shapes(grad, x, bias, tanh, p, key, first, sizes, strides):
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(bias)
 
 
@@ -193,11 +195,30 @@ gelu_dropout.register_autograd(_differentiate, setup_context=_save)
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
-    pointer = f"*{element}"
-    constants = {"BLOCK": block(width), "WIDE": tl.float32, "TANH": True}
-    numbers = ("width", "pieces", "outer", "count", "per_sample", "inner")
-    last = {"seeds": "*i64", "p": "fp32", **dict.fromkeys(numbers, "i32")}
-    tensors = dict.fromkeys(("x", "bias", "out"), pointer)
-    yield Build(forward_kernel, {**tensors, **last}, constants)
-    tensors = dict.fromkeys(("grad", "x", "bias", "to_x"), pointer)
-    yield Build(backward_kernel, {**tensors, "to_bias": "*fp32", "rows": "i32", **last}, constants)
+    pointer, (columns, parts) = f"*{element}", _tiles(width)
+    part = width / (columns * parts)
+    once = columns * part * (4 if element == "fp32" else 2)
+    drawn = {
+        **dict.fromkeys(("key", "first"), "i64"),
+        **dict.fromkeys(("least", "columns", *NUMBERS), "i32"),
+    }  # fmt: skip
+    values = {
+        "columns": width,
+        **dict(zip(NUMBERS, (4096 * width, 1, 1, 0, 0, 0), strict=True)),
+    }
+    warps = columns // PER_WARP
+    for tanh in (False, True):
+        constants = {
+            "BLOCK": columns, "WIDE": tl.float32, "TANH": tanh, "WHOLE": True, "FLAT": True,
+        }  # fmt: skip
+        tensors = dict.fromkeys(("x", "bias", "out"), pointer)
+        yield Build(
+            forward_kernel, {**tensors, "rows": "i32", **drawn}, {"ROWS": ROWS, **constants},
+            values, warps=warps, moves=2 * ROWS * once, cached=once, filled=part,
+            computes=not tanh,
+        )  # fmt: skip
+        tensors = {**dict.fromkeys(("grad", "x", "bias", "to_x"), pointer), "to_bias": "*fp32"}
+        yield Build(
+            backward_kernel, {**tensors, "rows": "i32", **drawn}, constants, values, warps=warps,
+            moves=3 * once, filled=part, looped=True, most=PER_PROCESSOR // warps,
+        )  # fmt: skip

@@ -11,9 +11,11 @@ from benchmarks.attack.layouts import attack, plan_of
 from benchmarks.attack.noisy import NOISY
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.noise import noise
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import TraceError
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.discovery import rule as discovery
+from meshwright.planner.search.random_notes import random_notes
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone
 from tests.planner.simulated_ops import run_whole
@@ -39,6 +41,8 @@ ALL = ("x2", "dp2", "zero3", "recompute", "tp2", "pp2", "pp2_tp2")
         ("rand_shared", ("pp2_tp2",)),
         ("categorical", ("dp2",)),
         ("stochastic_depth", ("zero3",)),
+        ("dropout", ("x2", "tp2", "pp2_tp2")),
+        ("attention", ("dp2", "tp2")),
         ("alpha_dropout", ("pp2_tp2",)),
         ("dropout_2d", ("dp2",)),
         ("rrelu", ("recompute",)),
@@ -175,13 +179,20 @@ def test_the_self_check_draws_the_constants_of_torch() -> None:
     assert "one step of the plan" in said and "not checked" not in said
 
 
-@pytest.mark.parametrize("name", ["dropout", "attention"])
-def test_a_plan_says_which_dropout_depends_on_it(name: str) -> None:
-    model = NOISY[name]
-    graph = trace(model.made(), model.batch(8, torch.Generator()), model.loss)
-    said = "draws other masks than one process does: attack/odd_ops.py"
-    assert any(said in note for note in plan_of(graph, {"tp": 2}).notes)
-    assert not any("masks" in note for note in plan_of(graph, {"dp_shard": 2, "zero": 3}).notes)
+def test_a_plan_says_which_dropout_depends_on_it() -> None:
+    """GPUs' kernels of attention draw by themselves, for the heads of a rank."""
+    gpus, cpus = Cluster.preset("a100-80", num_nodes=1, devices_per_node=2), Cluster.local(2)
+    said = "that is split draws other masks than one process does: attack/odd_ops.py"
+    for name, choice, cluster, count in (
+        ("attention", {"tp": 2}, gpus, 1),
+        ("attention", {"tp": 2}, cpus, 0),
+        ("attention", {"dp_shard": 2, "zero": 3}, gpus, 0),
+        ("dropout", {"tp": 2}, gpus, 0),
+    ):
+        model = NOISY[name]
+        graph = trace(model.made(), model.batch(8, torch.Generator()), model.loss)
+        notes = list(random_notes(graph, plan_of(graph, choice), cluster))
+        assert [said in note for note in notes] == [True] * count
 
 
 def test_a_draw_without_a_derivative_is_refused() -> None:

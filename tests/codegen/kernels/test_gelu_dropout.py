@@ -1,9 +1,10 @@
-"""GELU with dropout: masks of both directions agree, and belong to samples, by either way."""
+"""Dropout, alone and after GELU: both directions and both ways draw the same numbers."""
 
 import json
 import os
 import subprocess
 import sys
+from math import prod
 from typing import Any
 
 import pytest
@@ -13,91 +14,84 @@ from torch.library import opcheck
 from torch.nn.functional import gelu
 
 from meshwright.ir import launch
-from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout, masks
+from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout
+from meshwright.ir.random.dropout import dropout, factors
+from meshwright.ir.random.philox import kept_scale, least_kept, numbers
+from meshwright.ir.random.strided import filled, span
 
-LAYOUTS: list[tuple[tuple[int, ...], int, int, int]] = [
-    ((3, 2, 37), 0, 1, 1),
-    ((2, 4, 5), 1, 1, 2),
-    ((8, 7), 0, 2, 2),
-    ((3, 5), -1, 1, 1),
+PLACES: list[tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]] = [
+    ((3, 2, 37), 0, (-1,), (1,)),
+    ((3, 2, 37), 7, (-1,), (1,)),
+    ((4, 64), 32, (-1, 64), (128, 1)),
+    ((4, 3, 64), 64, (-1, 3, 64), (1536, 128, 1)),
+    ((4, 6), 6, (-1, 6), (12, 1)),
+    ((6, 1100), 0, (-1,), (1,)),
+    ((2, 6, 5), 0, (2, -1, 10), (10, 20, 1)),
+    ((3, 8), 5, (3, 2, -1), (2, 1, 6)),
+    ((2, 2, 2, 2, 2), 3, (2, 2, 2, 2, -1), (160, 70, 30, 10, 1)),
+    ((0, 8), 0, (-1,), (1,)),
 ]
-"""Shape, the dim of samples, its sections and the elements of each sample in one."""
-P = 0.25
+"""Shape, first number, sizes and strides: in order, parts of samples, samples along rows, and more
+dims than kernels count through."""
+P, KEY = 0.25, (1 << 62) + 12345
 
 
-def _case(index: int, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    shape, dim, outer, per_sample = LAYOUTS[index]
-    generator = torch.Generator().manual_seed(index)
+def kept(index: int) -> Tensor:
+    """Written out: what elements are multiplied by, in float64."""
+    shape, first, sizes, strides = PLACES[index]
+    if not prod(shape):
+        return torch.zeros(shape, dtype=torch.float64)
+    dims = filled(sizes, prod(shape))
+    place = torch.zeros((), dtype=torch.int64, device="cpu")
+    for size, stride in zip(dims, strides, strict=True):
+        place = place.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
+    drawn = numbers(KEY, first, span(dims, strides))[place.reshape(shape)]
+    made = (drawn >= least_kept(P)).double() * kept_scale(P)
+    return made.to(torch.get_default_device())
+
+
+def _case(index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    shape, *where = PLACES[index]
+    generator = torch.Generator("cpu").manual_seed(index)
     here = torch.get_default_device()
     x, bias = (
         torch.randn(s, generator=generator, device="cpu").to(here, dtype)
         for s in (shape, shape[-1:])
     )
-    count = shape[dim] // (outer * per_sample) if dim >= 0 else 1
-    seeds = [(1 << 62) + 1000 * i + index for i in range(count)]
-    return x.requires_grad_(), bias.requires_grad_(), True, P, seeds, dim, outer, per_sample
+    return x.requires_grad_(), bias.requires_grad_(), (P, KEY, *where)
 
 
-def difference(index: int) -> list[float]:
-    """Of result and gradients, from those with the mask that the result shows."""
-    x, bias, tanh, p, *where = _case(index)
-    made = gelu_dropout(x, bias, tanh, p, *where)
-    weight = torch.linspace(-1, 1, made.numel()).view(made.shape)
-    found = [made, *torch.autograd.grad((made * weight).sum(), (x, bias))]
-    exact = [value.detach().double().requires_grad_() for value in (x, bias)]
-    kept = (made.detach() != 0).double() / (1 - p)
-    wanted = gelu(exact[0] + exact[1], approximate="tanh") * kept
-    others = [wanted, *torch.autograd.grad((wanted * weight).sum(), exact)]
-    return [(a.double() - b).abs().max().item() for a, b in zip(found, others, strict=True)]
-
-
-def apart(index: int) -> float:
-    """Of samples at once from one after the other."""
-    x, bias, tanh, p, seeds, dim, outer, per_sample = _case(index)
-    whole = gelu_dropout(x, bias, tanh, p, seeds, dim, outer, per_sample)
-    if dim < 0:
-        return 0.0
-    shape = (*x.shape[:dim], outer, len(seeds), per_sample, *x.shape[dim + 1 :])
-    small = (*x.shape[:dim], outer * per_sample, *x.shape[dim + 1 :])
-    parts: list[Tensor] = []
-    for sample, seed in enumerate(seeds):
-        own = x.view(shape).select(dim + 1, sample).reshape(small)
-        made = gelu_dropout(own, bias, tanh, p, [seed], dim, outer, per_sample)
-        parts.append(made.view(*shape[: dim + 1], *shape[dim + 2 :]))
-    return (torch.stack(parts, dim + 1).view(x.shape) - whole).abs().max().item()
-
-
-def share_kept() -> float:
-    """Of many elements."""
-    x, bias = torch.ones(4, 2048), torch.zeros(2048)
-    made = gelu_dropout(x, bias, False, P, [7, 8, 9, 10], 0, 1, 1)
-    return (made != 0).double().mean().item()
-
-
-def _ok(found: dict[str, Any]) -> None:
-    assert all(max(errors) <= 1e-5 for errors in found["errors"]), found
-    assert max(found["apart"]) <= 1e-6 and abs(found["kept"] - (1 - P)) < 0.02, found
+def errors(index: int, dtype: torch.dtype = torch.float64) -> list[float]:
+    """Of both ops' results and gradients, from what is written out."""
+    x, bias, where = _case(index, dtype)
+    weight = torch.linspace(-1, 1, max(x.numel(), 1), dtype=dtype)[: x.numel()].view(x.shape)
+    found = []
+    for made, right in (
+        (dropout(x, *where), x * kept(index).to(dtype)),
+        (
+            gelu_dropout(x, bias, True, *where),
+            gelu(x + bias, approximate="tanh") * kept(index).to(dtype),
+        ),
+    ):
+        leaves = (x, bias) if made.grad_fn and len(found) else (x,)
+        grads, wanted = (torch.autograd.grad((y * weight).sum(), leaves) for y in (made, right))
+        for one, other in zip((made, *grads), (right, *wanted), strict=True):
+            found.append((one - other).abs().max().item() if one.numel() else 0.0)
+    return found
 
 
 def under() -> dict[str, Any]:
-    indices = range(len(LAYOUTS))
     return {
-        "way": launch.way("test", torch.zeros(1)), "errors": [difference(i) for i in indices],
-        "apart": [apart(i) for i in indices], "kept": share_kept(),
-    }  # fmt: skip
+        "way": launch.way("test", torch.zeros(1)),
+        "errors": [errors(index) for index in range(len(PLACES))],
+        "taken": [*launch.TAKEN],
+    }
 
 
 def test_by_torch():
     found = under()
     assert found["way"] == "torch"
-    _ok(found)
-
-
-def test_by_torch_the_mask_is_that_of_dropout_alone():
-    for index in range(len(LAYOUTS)):
-        x, bias, tanh, p, *where = _case(index, torch.float64)
-        alone = gelu(x + bias, approximate="tanh") * masks(x, p, *where) / (1 - p)
-        assert torch.equal(gelu_dropout(x, bias, tanh, p, *where), alone)
+    assert all(len(each) == 5 and max(each) <= 1e-12 for each in found["errors"]), found
 
 
 def test_by_triton():
@@ -108,12 +102,37 @@ def test_by_triton():
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout)
-    assert found["way"] == "triton"
-    _ok(found)
+    assert found["way"] == "triton" and ["dropout", ""] in found["taken"]
+    assert all(len(each) == 5 and max(each) <= 1e-12 for each in found["errors"]), found
 
 
-def test_torch_sees_through_it():
-    opcheck(gelu_dropout, _case(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_narrow_dtypes(dtype):
+    x, _, where = _case(3, dtype)
+    made = dropout(x, *where)
+    assert made.dtype == dtype
+    exact = x.double() * kept(3)
+    torch.testing.assert_close(made.double(), exact, rtol=torch.finfo(dtype).eps * 2, atol=0)
+
+
+def test_a_tensor_keeps_its_memory_format():
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    made = dropout(x, P, KEY, 0, (-1,), (1,))
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made, dropout(x.contiguous(), P, KEY, 0, (-1,), (1,)))
+
+
+def test_torch_sees_through_them():
+    x, bias, where = _case(2, torch.float32)
+    opcheck(gelu_dropout, (x, bias, True, *where))
+    given = (x.detach(), *where)
+    opcheck(torch.ops.meshwright.dropout.default, given)
+    opcheck(torch.ops.meshwright.dropout_factors.default, given)
+
+
+def test_as_many_stay_as_are_said():
+    made = factors(torch.empty(1000, 1000), P, 3, 0, (-1,), (1,))
+    assert abs((made != 0).double().mean().item() - (1 - P)) < 0.003
 
 
 if __name__ == "__main__":

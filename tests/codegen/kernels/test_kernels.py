@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from meshwright.ir.kernels import cross_entropy, load_all
+from meshwright.ir.kernels import compiled, cross_entropy
 from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.cases import CASES, DTYPES, OPERATORS, Found, check
 
 triton = pytest.importorskip("triton")
-BUILT = [module for module in load_all() if hasattr(module, "builds")]
+BUILT = compiled()
 
 
 def _ok(found: Sequence[Found], way: str) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from meshwright.ir.kernels import (
     bucket,
+    compiled,
     cross_entropy,
     gather_linear,
     linear_scatter,
-    load_all,
     swiglu,
 )
 from meshwright.ir.launch import Build
@@ -18,8 +18,7 @@ from meshwright.testing.machine_code import WIDTHS, Instruction, machine_code, w
 pytest.importorskip("triton")
 BOUND = [
     (module.__name__.rpartition(".")[2], build)
-    for module in load_all()
-    if hasattr(module, "builds")
+    for module in compiled()
     for build in module.builds("bf16", getattr(module, "WIDTHS", WIDTHS)[1])
     if build.moves
 ]

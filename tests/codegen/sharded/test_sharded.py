@@ -1,12 +1,14 @@
 """Ops that know the mesh, against the whole op in float64, forward and backward."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.codegen.attention.dropped import attention
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded import dropout, sharded
 from meshwright.codegen.sharded.statistics import batch_norm
@@ -162,39 +164,50 @@ def test_buffers_change_once() -> None:
     assert sharded.update(comm, buffer) is not buffer
 
 
-def _dropped(comm: Comm, x: Tensor, start: int, per_sample: int, axes: tuple[str, ...]) -> Tensor:
+def _dropped(comm: Comm, x: Tensor, start: int, per_sample: int, **part: Any) -> Tensor:
     comm.block, comm.step, comm.sample_offset = "h.0", 3, start
-    return dropout.dropout(comm, x, 0.5, "drop/dropout", 0, 1, per_sample, axes)
+    return dropout.dropout(comm, x, 0.5, "drop/dropout", per_sample, **part)
 
 
 def test_dropout_masks_belong_to_samples() -> None:
     comm = Comm({}, {"tp": 1}, {"tp": 0}, seed=7)
     x = torch.ones(8, 100)
-    whole = _dropped(comm, x, 0, 2, ())
-    halves = [_dropped(comm, x[:4], 0, 2, ()), _dropped(comm, x[4:], 2, 2, ())]
+    whole = _dropped(comm, x, 0, 200)
+    halves = [_dropped(comm, x[:4], 0, 200), _dropped(comm, x[4:], 2, 200)]
     assert torch.equal(whole, torch.cat(halves))
     assert set(whole.unique().tolist()) == {0.0, 2.0}
     assert 0.4 < (whole > 0).float().mean() < 0.6
     assert not torch.equal(whole[:2], whole[2:4]), "samples differ"
-    assert torch.equal(whole, _dropped(comm, x, 0, 2, ())), "the same again when recomputed"
+    assert torch.equal(whole, _dropped(comm, x, 0, 200)), "the same again when recomputed"
     comm.training = False
-    assert _dropped(comm, x, 0, 2, ()) is x
+    assert _dropped(comm, x, 0, 200) is x
 
 
-def test_dropout_depends_on_a_coordinate_only_where_it_is_split() -> None:
-    x = torch.ones(2, 50)
-    same = simulate({"tp": 2}, lambda comm: _dropped(comm, x, 0, 1, ()))
-    other = simulate({"tp": 2}, lambda comm: _dropped(comm, x, 0, 1, ("tp",)))
-    assert torch.equal(*same) and not torch.equal(*other)
+def test_a_part_of_a_sample_drops_its_part() -> None:
+    comm, x = Comm({}, {}, {}), torch.ones(4, 50)
+    whole = _dropped(comm, x, 1, 50)
+    parts = [
+        _dropped(comm, x[:, at : at + 25], 1, 50, first=at, sizes=(-1, 25), strides=(50, 1))
+        for at in (0, 25)
+    ]
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_dropout_of_all_and_of_nothing() -> None:
+    comm, x = Comm({}, {}, {}), torch.ones(4, 50)
+    assert dropout.dropout(comm, x, 0.0, "op") is x
+    assert not dropout.dropout(comm, x, 1.0, "op").any()
+    comm.still = True
+    assert torch.equal(dropout.dropout(comm, x, 0.5, "op"), 2 * x)
 
 
 def test_attention_dropout_belongs_to_samples_and_leaves_the_generator_alone() -> None:
     comm = Comm({}, {"tp": 1}, {"tp": 0})
     q, k, v = (random(4, 2, 5, 3) + i for i in range(3))
     state = torch.get_rng_state()
-    whole = dropout.attention(comm, q, k, v, "sdpa", dropout_p=0.5, per_sample=1)
+    whole = attention(comm, q, k, v, "sdpa", dropout_p=0.5, rows=1, per_sample=50)
     comm.sample_offset = 2
-    second = dropout.attention(comm, q[2:], k[2:], v[2:], "sdpa", dropout_p=0.5, per_sample=1)
+    second = attention(comm, q[2:], k[2:], v[2:], "sdpa", dropout_p=0.5, rows=1, per_sample=50)
     assert torch.equal(whole[2:], second)
     assert torch.equal(torch.get_rng_state(), state)
 

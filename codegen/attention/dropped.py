@@ -1,0 +1,235 @@
+"""Attention with dropout whose masks belong to samples.
+
+On a GPU torch's own attention draws them, which one generator seeds for each sample in turn, on one
+rank's heads. Elsewhere scores are whole, of some samples at a time, and each chance has the number
+of its place in the whole batch. Few chances are kept for the backward, which makes many, and their
+numbers, again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from math import sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from meshwright.codegen.attention.attend import (
+    SCORES,
+    Visible,
+    as_autocast,
+    by_head,
+    grouped,
+    grouped_mask,
+    over_rows,
+    wide,
+)
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.sharded.seeds import default_generator, key_of, seed_of
+from meshwright.ir.random.dropout import FACTORS
+from meshwright.ir.torch_private import safe_softmax
+
+KEPT = 1 << 22
+"""Chances that are kept for the backward, at most."""
+
+
+def attention(
+    comm: Comm,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    name: str,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    rows: int = 0,
+    axes: tuple[str, ...] = (),
+    per_sample: int = 0,
+    first: int = 0,
+    sizes: tuple[int, ...] = (-1,),
+    strides: tuple[int, ...] = (1,),
+) -> Tensor:
+    """Attention with dropout of chances [..., h, l, s], whose numbers lie as those of
+    `codegen.sharded.dropout.dropout`. Samples have `rows` rows of dim 0 each, 0 if it is none of
+    theirs; model axes that split the result are `axes`."""
+    more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if not comm.training or comm.still or dropout_p == 1 or not query.numel():
+        made = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
+        if not comm.training:
+            return made
+        return made * 0 if dropout_p == 1 else made / (1 - dropout_p)
+    if not query.is_cuda:
+        drawn = _Numbers(
+            dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
+            rows, per_sample,
+        )  # fmt: skip
+        return _by_scores((query, key, value), attn_mask, is_causal, scale, drawn)
+    return by_sample(comm, name, (query, key, value), attn_mask, (rows, axes), dropout_p, more)
+
+
+def by_sample(
+    comm: Comm,
+    name: str,
+    operands: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    where: tuple[int, tuple[str, ...]],
+    p: float,
+    more: Mapping[str, Any],
+) -> Tensor:
+    """Attention by torch's own kernel, which draws; the default generator is as before afterwards.
+    `where` are the rows of a sample and the axes whose coordinate matters."""
+    rows, axes = where
+    parts = []
+    with default_generator(operands[0].device) as generator:
+        given = [*operands, *([] if mask is None else [mask])]
+        for number, (query, key, value, *masks) in enumerate(_of_samples(given, rows)):
+            sample = comm.sample_offset + number if rows else -1
+            generator.manual_seed(seed_of(comm, name, sample, axes))
+            own = masks[0] if masks else None
+            parts.append(scaled_dot_product_attention(query, key, value, own, p, **more))
+    return _together(parts)
+
+
+def _of_samples(operands: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    """What each sample has of queries, keys, values and a mask, which may be one for all."""
+    query = operands[0]
+    if not rows:
+        return iter([tuple(operands)])
+    found: list[Iterable[Tensor]] = []
+    for x in operands:
+        shared = x.ndim < query.ndim or x.shape[0] < query.shape[0]
+        found.append(repeat(x, query.shape[0] // rows) if shared else torch.split(x, rows))
+    return zip(*found, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Those of chances [..., h, l, s]."""
+
+    p: float
+    key: int
+    first: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    rows: int
+    """Of dim 0, that a sample has; 0 if it is no dim of samples."""
+    per_sample: int
+
+    def factors(self, chances: Tensor, rows: slice | None) -> Tensor:
+        """What chances of these rows of dim 0 are multiplied by."""
+        first = self.first + (rows.start // self.rows * self.per_sample if rows else 0)
+        made: Tensor = FACTORS(chances, self.p, self.key, first, self.sizes, self.strides)
+        return made
+
+    def chunks(self, count: int, scores: int) -> Iterator[slice | None]:
+        """Rows of dim 0, of which there are `count`, that are done together: each has so many
+        scores. None: all."""
+        rows = self.rows or count
+        step = max(SCORES // max(scores * rows, 1), 1) * rows
+        if step >= count:
+            yield None
+        else:
+            yield from (slice(at, min(at + step, count)) for at in range(0, count, step))
+
+
+def _by_scores(
+    operands: tuple[Tensor, ...],
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    drawn: _Numbers,
+) -> Tensor:
+    query, key, value = (as_autocast(x) for x in operands)
+    groups = key.shape[-3] if key.ndim > 2 else 1
+    heads = query.shape[-3] // groups if query.ndim > 2 else 1
+    seen = Visible(
+        1 / sqrt(query.shape[-1]) if scale is None else scale,
+        None if mask is None else grouped_mask(mask, query.ndim, groups, heads),
+        0 if is_causal else None,
+    )
+    apply: Callable[..., Tensor] = _DroppedAttention.apply
+    made = apply(grouped(query, groups, heads), key, value, seen.mask, seen, drawn)
+    return made.view(*query.shape[:-1], value.shape[-1])
+
+
+class _Chances(NamedTuple):
+    """Of some rows of dim 0, in the precision that is added up in."""
+
+    rows: slice | None
+    """None: all."""
+    all: Tensor
+    dropped: Tensor
+
+
+def _chances(query: Tensor, key: Tensor, seen: Visible, drawn: _Numbers) -> Iterator[_Chances]:
+    scores = query[:1].numel() // query.shape[-1] * key.shape[-2]
+    for rows in drawn.chunks(query.shape[0], scores):
+        own = replace(seen, mask=_of_mask(seen.mask, rows, query))
+        every = slice(0, query.shape[-2])
+        found = own.scores(wide(_of_rows(query, rows)), wide(_of_rows(key, rows)), every)
+        # Queries that see nothing find zeros, as in torch's own attention.
+        made = found.softmax(-1) if own.mask is None else safe_softmax(found)
+        yield _Chances(rows, made, made * drawn.factors(made, rows))
+
+
+def _of_rows(x: Tensor, rows: slice | None) -> Tensor:
+    return x if rows is None else x[rows]
+
+
+def _of_mask(mask: Tensor | None, rows: slice | None, query: Tensor) -> Tensor | None:
+    """The part of a mask for rows of dim 0 of the queries."""
+    whole = mask is None or mask.ndim < query.ndim or mask.shape[0] == 1
+    return mask if mask is None or whole else _of_rows(mask, rows)
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """Queries [..., g, r, l, e], keys and values [..., g, s, e], mask [..., g, r, l, s]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seen: Visible,
+        drawn: _Numbers,
+    ) -> Tensor:  # fmt: skip
+        query, key, value = (x.contiguous() for x in (query, key, value))
+        made, kept = list[Tensor](), list[Tensor]()
+        with torch.autocast(query.device.type, enabled=False):
+            for part in _chances(query, key, seen, drawn):
+                made.append(by_head(part.dropped, wide(_of_rows(value, part.rows))))
+                if part.rows is None and part.all.numel() <= KEPT:
+                    kept = [part.all, part.dropped]
+        ctx.rest = seen.scale, seen.first, drawn
+        ctx.save_for_backward(query, key, value, mask, *kept)
+        return _together(made).to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, *kept = ctx.saved_tensors
+        scale, first, drawn = ctx.rest
+        to_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
+        found: tuple[list[Tensor], ...] = [], [], []
+        with torch.autocast(query.device.type, enabled=False):
+            whole = [_Chances(None, *kept)] if kept else None
+            for part in whole or _chances(query, key, Visible(scale, mask, first), drawn):
+                grad = wide(_of_rows(grads[0], part.rows))
+                q, k, v = (wide(_of_rows(x, part.rows)) for x in (query, key, value))
+                # Of a chance that was dropped or kept the gradient is one of what became of it.
+                to_scores = by_head(grad, v, turned=True).mul_(part.dropped)
+                to_scores.addcmul_(part.all, to_scores.sum(-1, keepdim=True), value=-1)
+                if to_mask is not None:
+                    place = _of_mask(to_mask, part.rows, query)
+                    assert place is not None
+                    place += to_scores.sum_to_size(place.shape)
+                to_scores.mul_(scale)
+                found[0].append(by_head(to_scores, k))
+                found[1].append(over_rows(to_scores, q))
+                found[2].append(over_rows(part.dropped, grad))
+        to_query, to_key, to_value = (_together(parts).to(query.dtype) for parts in found)
+        return to_query, to_key, to_value, to_mask, None, None
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,182 @@
+"""Dropout by counted numbers: in one pass, of which nothing is kept, on a GPU.
+
+The number of an element is that of its place in the whole batch (`ir.layout.numbering`), so that
+its fate does not depend on who has it. CPUs and GPUs draw the same numbers.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.graph.own_operators import LIBRARY
+from meshwright.ir.launch import INTERPRETED, TAKEN, Build, jit, tl, triton, way, wide
+from meshwright.ir.random.philox import (
+    block_numbers,
+    factors_of,
+    kept_scale,
+    least_kept,
+    numbers,
+    numbers_at,
+)
+from meshwright.ir.random.strided import NUMBERS, filled, place_of, row_places, span
+
+ELEMENTS = 2048
+"""That one program takes."""
+LIBRARY.define(
+    "dropout(Tensor x, float p, int key, int first, int[] sizes, int[] strides) -> Tensor"
+)
+LIBRARY.define(
+    "dropout_factors(Tensor x, float p, int key, int first, int[] sizes, int[] strides) -> Tensor"
+)
+
+
+def stays(
+    p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int], out: Tensor
+) -> Tensor:
+    """Write to `out`, on the CPU, whose elements are those of `sizes`, 1 where one stays and 0
+    where not; their numbers begin at `first` and are `strides` apart."""
+    drawn = numbers(key, first, span(sizes, strides)).as_strided(tuple(sizes), tuple(strides))
+    if out.is_contiguous():
+        torch.ge(drawn, least_kept(p), out=out.view(sizes))
+        return out
+    return torch.ge(drawn.reshape(out.shape), least_kept(p), out=out)
+
+
+def factors(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """In the shape, dtype and memory layout of x, on its device, what `dropout` multiplies by, for
+    0 < p < 1; drawn on the CPU."""
+    made = torch.empty_like(x, device="cpu")
+    if x.numel():
+        stays(p, key, first, filled(sizes, x.numel()), strides, made)
+    return made.mul_(kept_scale(p)).to(x.device)
+
+
+def _by_torch(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    return x * factors(x, p, key, first, sizes, strides)
+
+
+@jit
+def kept_factors(
+    key, first, least, start, width, middle, inner, outer_step, middle_step, inner_step,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """What BLOCK elements from `start` on are multiplied by. With WHOLE every 16 of them in a row
+    have a block of numbers."""
+    if WHOLE:
+        groups: tl.constexpr = BLOCK // 16
+        element = start + tl.arange(0, groups) * 16
+    else:
+        element = start + tl.arange(0, BLOCK)
+    place = place_of(
+        element, first, width, middle, inner, outer_step, middle_step, inner_step, FLAT
+    )
+    if WHOLE:
+        drawn = block_numbers(key, place // 16, groups)
+    else:
+        drawn = numbers_at(key, place, BLOCK)
+    return factors_of(drawn, least, WIDE)
+
+
+@partial(jit, varying=("key", "first"))
+def dropout_kernel(
+    x, out, key, first, least, count, width, middle, inner, outer_step, middle_step, inner_step,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """Each program takes BLOCK of `count` elements."""
+    start = tl.program_id(0).to(count.dtype) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < count, 0.0).to(WIDE)
+    made = value * kept_factors(
+        key, first, least, start, width, middle, inner, outer_step, middle_step, inner_step,
+        BLOCK, WIDE, WHOLE, FLAT,
+    )  # fmt: skip
+    tl.store(out + at, made.to(out.dtype.element_ty), at < count)
+
+
+def _by_triton(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    count = x.numel()
+    where = row_places(first, filled(sizes, count), tuple(strides)) if count else None
+    if where is None:
+        TAKEN["dropout", "its part of the batch has too many dims"] += bool(count)
+        return _by_torch(x, p, key, first, sizes, strides)
+    if way("dropout", x) == "torch":
+        return _by_torch(x, p, key, first, sizes, strides)
+    given = x.contiguous()
+    out = torch.empty_like(given)
+    dropout_kernel[(triton.cdiv(count, ELEMENTS),)](
+        given, out, key, first, least_kept(p), count, *where.numbers, BLOCK=ELEMENTS,
+        WIDE=wide(x.dtype), WHOLE=where.whole, FLAT=where.flat,
+    )  # fmt: skip
+    return out if given is x else torch.empty_like(x).copy_(out)
+
+
+def _shape(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+LIBRARY.impl("dropout_factors", factors, "CompositeExplicitAutograd")
+LIBRARY.impl("dropout_factors", _shape, "Meta")
+LIBRARY.impl("dropout_factors", torch.library.fallthrough_kernel, "Autograd")
+LIBRARY.impl("dropout", _by_triton if INTERPRETED else _by_torch, "CPU")
+LIBRARY.impl("dropout", _by_triton, "CUDA")
+LIBRARY.impl("dropout", _shape, "Meta")
+FACTORS = torch.ops.meshwright.dropout_factors.default
+_OPERATOR = torch.ops.meshwright.dropout.default
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *numbered: Any) -> Tensor:
+        ctx.numbered = numbered
+        made: Tensor = _OPERATOR(x, *numbered)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (_OPERATOR(grads[0], *ctx.numbered), None, None, None, None, None)
+
+
+def dropout(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """x without what the numbers of `key` leave out, the rest scaled, for 0 < p < 1. Its elements,
+    in dims of `sizes` (one may be -1, the rest), have numbers from `first` on, `strides` apart.
+
+    p is taken to the nearest 2^-16, and the scale is that of what is taken. On a CPU, where drawing
+    takes most of the time, the factors are kept for the backward; elsewhere nothing is.
+    """
+    if x.device.type == "cpu" and not INTERPRETED:
+        kept: Tensor = FACTORS(x, p, key, first, sizes, strides)
+        return x * kept
+    apply: Callable[..., Tensor] = _Dropout.apply
+    return apply(x, p, key, first, sizes, strides)
+
+
+def builds(element: str, width: int) -> Iterator[Build]:
+    """For tensors of `element`, such as bf16, as they are or as rows of `width`, of which ranks
+    have parts."""
+    signature = {
+        **dict.fromkeys(("x", "out"), f"*{element}"), **dict.fromkeys(("key", "first"), "i64"),
+        **dict.fromkeys(("least", "count", *NUMBERS), "i32"),
+    }  # fmt: skip
+    moves = 2 * ELEMENTS * (4 if element == "fp32" else 2)
+    for flat in (True, False):
+        steps = [64 * 2 * width, 2 * width, 1] if flat else [64 * 2 * width, 64, 2 * width]
+        sizes = dict(zip(NUMBERS, (width, 1, 64, 0, *steps[::2]), strict=True))
+        constants = {"BLOCK": ELEMENTS, "WIDE": tl.float32, "WHOLE": True, "FLAT": flat}
+        yield Build(
+            dropout_kernel, signature, constants, {"count": 4096 * width, **sizes}, moves=moves
+        )
