@@ -32,6 +32,8 @@ from meshwright.runtime.job.compile import compile as compile_job
 
 WIDTH, LAYERS, SAMPLES, LENGTH, VOCAB = 64, 4, 8, 16, 256
 LR = 1e-4
+ROUNDING = {"fp32": 1e-5, "bf16": 2e-2}
+"""How far losses of the two may lie apart, as a share."""
 Batch = dict[str, Tensor]
 Step = Callable[[Batch], Tensor]
 
@@ -151,7 +153,7 @@ def compare(case: HotCase, pairs: int) -> None:
     """Prints a line; the losses of the two are to be equal to rounding."""
     mine, theirs = job_step(case), eager_step(case)
     given, rows = batches(), []
-    rounding = 1e-5 if case.precision == "fp32" else 2e-2
+    rounding = ROUNDING[case.precision]
     for number in range(pairs + 5):
         batch = next(given)
         ours_s, ours = timed_s(mine, batch)

@@ -78,16 +78,16 @@ class CopiedRun(AroundRun):
             return
         self._stale.discard(call)
         copies, values = [], []
-        for copy, stepped in self._read[call]:
-            # `.data` has its own version counter: it does not look like a change.
-            into, now = copy.whole.data, stepped.whole.data
-            if into.shape == now.shape:
-                copies.append(into)
-                values.append(now)
-            else:  # the form has some rows only
-                copy.whole.data = now.to(copy.whole.dtype)
-        if copies:
-            torch._foreach_copy_(copies, values)
+        # No graph is alive that has kept them: a call's copies are cast before its first forward.
+        with torch.no_grad():
+            for copy, stepped in self._read[call]:
+                if copy.whole.shape == stepped.whole.shape:
+                    copies.append(copy.whole)
+                    values.append(stepped.whole)
+                else:  # the form has some rows only
+                    copy.whole.data = stepped.whole.detach().to(copy.whole.dtype)
+            if copies:
+                torch._foreach_copy_(copies, values)
 
     def after_backward(self, call: int, last: bool) -> None:
         add_gradients([(stepped.whole, copy.whole) for copy, stepped in self._owned.get(call, ())])
