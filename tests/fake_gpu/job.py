@@ -71,6 +71,12 @@ class Waits:
             shape = list(source.shape)
             self.found.append(f"{name} of {shape} from {source.device.type} to {made.device.type}")
 
+    def number(self, x: Tensor) -> float:
+        """In place of `Tensor.__float__`: the host may read what it has itself."""
+        if x.device.type == "cuda":
+            self.found.append("float() of a tensor")
+        return 1.0
+
     def pin(self, x: Tensor) -> Tensor:
         """In place of `Tensor.pin_memory`."""
         copy = x.clone()
@@ -144,10 +150,13 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
         patch.object(torch.cuda, "current_stream", _FakeStream),
         patch.object(torch.cuda, "synchronize", waited),
         patch.object(Tensor, "pin_memory", lambda x: waits.pin(x)),
+        patch.object(Tensor, "__float__", lambda x: waits.number(x), create=True),
         patch.object(Tensor, "is_pinned", lambda x: id(x) in waits.pinned),
         patch.object(Tensor, "record_stream", lambda *_: None),
         patch.object(LateNumber, "__float__", value),
         patch.object(job_file, "Failures", _NoFailures),
+        patch.object(torch.accelerator, "current_accelerator", _no_device),
+        patch.object(torch.accelerator, "is_available", lambda: False),
     ]  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(fake_world(world_size, rank))
@@ -156,6 +165,10 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
         stack.enter_context(fake_mode())
         stack.enter_context(recording(waits.called))
         yield waits
+
+
+def _no_device(check_available: bool = False) -> None:
+    return None
 
 
 class _NoFailures:
@@ -190,9 +203,9 @@ def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
     return job
 
 
-def steps(plan: Plan, graph: Graph, rank: int, count: int = 3) -> Waits:
+def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Waits:
     """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
-    makes what all others use, is left out."""
+    makes what all others use, is left out. `careless`: a user's loop does what waits."""
     with fake_gpu(plan.world_size, rank) as waits:
         job = fake_job(plan, graph, rank)
 
@@ -206,7 +219,10 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int = 3) -> Waits:
         for number in range(count):
             waits.step = number
             given, following = following, batch()
-            job.step(given, next_batch=following)
+            loss = job.step(given, next_batch=following)
             if not number:
                 waits.found.clear()
+            elif careless:
+                float(loss)
+                torch.ones(3).to(GPU, non_blocking=True)
     return waits
