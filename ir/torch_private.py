@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed import distributed_c10d as c10d
 from torch.fx import Node
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
@@ -195,8 +195,38 @@ def flash_on_cpu_backward(
 
 def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
-    store: Any = _get_default_store()
+    store: Any = c10d._get_default_store()
     return store.clone()
+
+
+def store_of(group: dist.ProcessGroup | None) -> tuple[Any, str]:
+    """Returns the store through which a group's ranks met, or those of the job, and the name of
+    the group, which its keys begin with."""
+    found: Any = group or c10d._get_default_group()
+    return c10d._world.pg_map[found][1], "" if group is None else str(found.group_name)
+
+
+def member_group(ranks: Sequence[int], backend: str, name: str) -> dist.ProcessGroup:
+    """Makes a process group of some ranks, which they alone call, each at its own time.
+
+    torch names a group that is made so after its ranks and the number of groups that the process
+    has, in which members of other groups differ: they would never meet. Here the caller gives the
+    name, which no other group of the job may have, ever. A group is never split off that of the job
+    either, as all ranks would have to take part in that.
+    """
+    private: Any = c10d
+    world: Any = private._get_default_group()
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        made = private._new_process_group_helper(
+            len(ranks), list(ranks).index(world.rank()), list(ranks), dist.Backend(backend),
+            private._world.pg_map[world][1], name, timeout=private._get_default_timeout(backend),
+        )  # fmt: skip
+    finally:
+        world.bound_device_id = bound
+    group: dist.ProcessGroup = made[0]
+    private._world.pg_group_ranks[group] = {rank: at for at, rank in enumerate(ranks)}
+    return group
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,7 +4,9 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
+from hypothesis import settings
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
@@ -15,5 +17,23 @@ os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="meshwright-tests-")
 # Tests compare jobs with plain PyTorch themselves; those of the check turn it on.
 os.environ.setdefault("MESHWRIGHT_CHECK", "0")
 
+# Whether there are GPUs is asked of their driver's library: a process that has asked CUDA cannot
+# fork others that use it, and tests fork whatever runs on a GPU.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 # Precisions that only tests ask for.
 os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "precisions"))
+
+# Cores are shared: how long an example takes says nothing.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked `gpu` is left out where there is none, and says so."""
+    if torch.cuda.device_count():
+        return
+    why = "no GPU" if torch.version.cuda else f"torch {torch.__version__} is without CUDA"
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {why}"))

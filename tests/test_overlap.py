@@ -192,7 +192,7 @@ def test_search_takes_what_pays_and_pins_are_kept() -> None:
     assert asked.stages[0].overlap == "linear"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     forward=st.lists(st.integers(1, 9), min_size=2, max_size=6),
     sent=st.lists(st.integers(0, 9), min_size=5, max_size=5),

@@ -4,8 +4,9 @@ Ranks are processes over a Gloo group that hangs where NCCL would (`testing/nccl
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,13 +21,13 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.testing.equality import Difference, check_equal
+from meshwright.testing.equality import Difference, check_each_equal, check_equal
 from meshwright.testing.handmade import (
     BATCH,
     Chain,
@@ -61,6 +62,8 @@ def attacks(size: int, seed: int) -> Iterator[Result]:
             yield Result(one.name, held, f"equal to {difference:.0e}", seconds)
     if size >= 100:
         yield from _traced()
+        for world in (3, 4, 5, 6):
+            yield from _crossed(world)
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,74 @@ def train_traced(one: Traced) -> Difference:
     return check_equal(case, plan, graph, steps=2, run=run_under_rule)
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """A pipeline whose stages differ in replicas and in tensor parallelism: M:N borders."""
+
+    stages: tuple[tuple[int, int], ...]
+    """dp and tp of each."""
+    schedule: str
+    num_microbatches: int = 4
+
+    def __str__(self) -> str:
+        return f"{self.schedule} {' to '.join(f'dp{dp} tp{tp}' for dp, tp in self.stages)}"
+
+    @property
+    def world_size(self) -> int:
+        return sum(dp * tp for dp, tp in self.stages)
+
+
+def crossings(world: int) -> Iterator[Crossing]:
+    """Every way in which two or three stages on so many ranks differ in both, or in tp alone, each
+    under a schedule of its own by turns."""
+    names = [name for name in SCHEDULES if 1 in stages_per_rank(name)]
+    for number, stages in enumerate(_unlike(world)):
+        yield Crossing(stages, names[number % len(names)])
+
+
+def _unlike(world: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    sizes = [(dp, tp) for dp in (1, 2) for tp in (1, 2)]
+    for count in (2, 3):
+        for stages in product(sizes, repeat=count):
+            unlike = len({tp for _, tp in stages}) > 1
+            if unlike and sum(dp * tp for dp, tp in stages) == world:
+                yield stages
+
+
+def train_crossings(found: Sequence[Crossing]) -> list[Difference]:
+    """How far each, all on as many ranks, is from one process under the rule, in float64."""
+    case = CASES["gpt2"]
+    graph = trace(case.model(), case.example(8), case.loss_fn)
+    problem = make_problem(graph, Cluster.local(8), precision="fp64", optimizer="adam")
+    axes = model_mesh({"tp": 2})
+    problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
+    planned = [(build_plan(problem, _crossing(problem, one), predict=False), graph)
+               for one in found]  # fmt: skip
+    return check_each_equal(case, planned, steps=2, run=run_under_rule)
+
+
+def _crossing(problem: Problem, one: Crossing) -> Choice:
+    return uniform_choice(
+        problem, pp=len(one.stages), stage_dp=[dp for dp, _ in one.stages],
+        stage_tp=[tp for _, tp in one.stages], zero=1, schedule=one.schedule,
+        num_microbatches=one.num_microbatches,
+    )  # fmt: skip
+
+
+def _crossed(world: int) -> Iterator[Result]:
+    found = [*crossings(world)]
+    start = time.monotonic()
+    try:
+        differences = train_crossings(found)
+    except RankFailed as error:
+        yield Result(f"{len(found)} crossings of {world} ranks", False, str(error)[-2000:])
+        return
+    seconds = (time.monotonic() - start) / len(found)
+    for one, difference in zip(found, differences, strict=True):
+        what = f"equal to {difference.worst_of_both:.0e}"
+        yield Result(str(one), difference.worst_of_both <= 1e-9, what, seconds)
+
+
 def _traced() -> Iterator[Result]:
     for one in TRACED:
         start = time.monotonic()
@@ -132,6 +203,12 @@ def pipelines(world: int, microbatches: int) -> Iterator[Pipeline]:
         for replicas in _uneven(world, BATCH // 4):
             made = make_schedule(schedule, len(replicas), 4, len(replicas))
             yield pipeline(f"{schedule} {replicas}", made, replicas)
+
+
+def distinct(found: Iterable[Pipeline]) -> list[Pipeline]:
+    """Those that differ in more than their names: some schedules are equal at some sizes."""
+    known = {(one.plan.schedule.rows, repr(one.plan.stages)): one for one in reversed([*found])}
+    return [*reversed(known.values())]
 
 
 def _uneven(world: int, samples: int) -> Iterator[tuple[int, ...]]:

@@ -112,13 +112,18 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     plans = [
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
-            dp_replicate=p.dp // shard, zero=p.zero if shard > 1 else 0,
+            dp_replicate=p.dp // shard, zero=_zero(row, stack) if shard > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
         )) for variant in (_variants(asked.style) if model else ("",))
     ]  # fmt: skip
     return min(plans, key=_step_s)
+
+
+def _zero(row: Row, stack: Stack) -> int:
+    p = row.parallel
+    return min(p.zero, 1) if stack.keeps_gathered and p.pp > 1 else p.zero
 
 
 def _step_s(plan: Plan) -> float:
@@ -164,7 +169,7 @@ def pins_of(row: Row) -> tuple[str, ...]:
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
     kept = {"none": ("saved=none",), "full": ("saved=none",)}.get(mode, ("saved=selective",))
-    return (*kept, "prefetch=1") if p.zero == 3 else kept
+    return (*kept, "prefetch=1") if p.zero == 3 and p.pp == 1 else kept
 
 
 def _is_squared(row: Row) -> bool:

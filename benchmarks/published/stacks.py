@@ -1,7 +1,7 @@
 """Which software stack a row ran on, by its words, and what its models are made of."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.published.cuts import Cut, by_cost, equal, full
 from benchmarks.published.measured import RowError
@@ -20,14 +20,18 @@ class Stack:
     """Gradients are reduced in half precision."""
     cut: Cut = equal
     """How it cuts layers into stages."""
+    keeps_gathered: bool = False
+    """Between micro-batches of a pipeline FSDP neither frees parameters nor reduces gradients:
+    what plans of ours call ZeRO 1."""
     logs_first_stage: bool = False
     """Memory is what the rank of the first stage logged, not the fullest rank's."""
 
 
 _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
-_TITAN = Stack("torchtitan")
-_TITAN_COMPILED = Stack("torchtitan-compiled")
-_TITAN_2024 = Stack("torchtitan-2024")
+# parallelize_llama.py: fsdp_reshard_after_forward; torch's pipelining/stage.py sums gradients.
+_TITAN = Stack("torchtitan", keeps_gathered=True)
+_TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
+_TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
@@ -69,9 +73,13 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
         return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
-    if stack is not _NANOTRON or "bench_cluster" in row.system.lower():
+    if stack is not _NANOTRON:
         return stack
+    if "bench_cluster" in row.system.lower():
+        return replace(stack, style="nanotron-2024")
+    if row.early:
+        return replace(stack, style="nanotron-early")
     # Jobs that ran out of memory have no test: those of the rerun over several nodes check.
     found = row.bandwidths.get("ar_intra")
     checks = found < _CHECKED_GB_S if found else row.revised and row.gpus > row.gpus_per_node
-    return Stack("nanotron-checked", cut=by_cost, logs_first_stage=True) if checks else stack
+    return replace(stack, style="nanotron-checked") if checks else stack

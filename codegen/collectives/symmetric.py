@@ -16,6 +16,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.line import GroupLine, Line
 from meshwright.ir import torch_private
+from meshwright.ir.comm.by_store import meet, of_all
 from meshwright.ir.launch import triton
 from meshwright.ir.placed.peers import MOST_RANKS
 
@@ -96,7 +97,7 @@ class Workspace:
     def _make(self, nbytes: int) -> None:
         # Whoever still reads the old memory is waited for: it goes back when it is replaced.
         torch.cuda.synchronize(self.device)
-        dist.barrier(self.group)
+        meet(self.group)
         self.half = -(-nbytes // _ALIGNED) * _ALIGNED
         size = 2 * self.half + _SIGNALS
         self.buffer, self.handle = torch_private.symmetric(size, self.device, self.group)
@@ -128,12 +129,10 @@ def workspace(line: Line, x: Tensor) -> Workspace | str:
 
 def _far(line: GroupLine, x: Tensor) -> str:
     """ "" if all ranks are on one host, and each device reads the others' memory; else why not."""
-    everyone: list[Any] = [None] * line.size
-    dist.all_gather_object(everyone, (socket.gethostname(), x.device.index), line.group)
+    everyone = of_all((socket.gethostname(), x.device.index), line.group)
     others = {index for _, index in everyone} - {x.device.index}
     able = all(torch.cuda.can_device_access_peer(x.device.index, index) for index in others)
-    answers: list[Any] = [None] * line.size
-    dist.all_gather_object(answers, able, line.group)
+    answers = of_all(able, line.group)
     if len({host for host, _ in everyone}) > 1:
         return "the ranks are on several hosts"
     return "" if all(answers) else "a device does not see another's memory"

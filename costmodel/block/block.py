@@ -75,6 +75,10 @@ class BlockCost:
     moved_bytes: int = 0
     """To the host and back; no part of `saved_bytes`, but where host and device are one."""
 
+    scattered_bytes: int = 0
+    """Of whole values that forward reduce-scatters read."""
+    behind_s: float = 0.0
+    """What its forward leaves to the device once the CPU has dispatched all of it."""
     freed_bytes: int = 0
     """Of what the block makes, what is there until it has run, as after that it is held in less."""
 
@@ -256,6 +260,8 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,
+        scattered_bytes=walk.clock.scattered_bytes,
+        behind_s=walk.clock.behind_s,
         halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
     )
 
@@ -281,6 +287,7 @@ def at_links(cost: BlockCost, tape: Tape, site: StageSite) -> BlockCost:
         comm_backward_s=clock.comm_backward_s,
         source=worst_source([site.device.source, *clock.sources]),
         uncertain_s=clock.uncertain_s,
+        behind_s=clock.behind_s,
     )
 
 

@@ -40,6 +40,10 @@ class BlockSums:
     weight_dispatch_s: float = 0.0
     calls: int = 0
     """Collectives on model axes."""
+    scattered_bytes: int = 0
+    """Of whole values that forward reduce-scatters read."""
+    behind_s: float = 0.0
+    """What a forward leaves to the device once the CPU has dispatched all of it; settled."""
     uncertain_s: float = 0.0
     comm_uncertain_s: float = 0.0
     """Of it, the part of communication."""
@@ -88,12 +92,13 @@ class BlockSums:
         if launching and of_block:
             self._launch(launching)
         waits = launching is not None and launching.waits
-        busy = 0.0 if waits else self.forward_s
-        forward = max(0.0, self.forward_dispatch_s - busy)
+        busy_forward = 0.0 if waits else self.forward_s
+        forward = max(0.0, self.forward_dispatch_s - busy_forward)
         dispatch = self.input_dispatch_s + self.weight_dispatch_s
         busy = 0.0 if waits else self.backward_input_s + self.backward_weight_s
         backward = max(0.0, dispatch - busy)
         part = self.input_dispatch_s / dispatch if dispatch else 0.0
+        self.behind_s = max(0.0, busy_forward - self.forward_dispatch_s)
         self.forward_s += forward
         self.backward_input_s += backward * part
         self.backward_weight_s += backward * (1.0 - part)

@@ -10,7 +10,7 @@ from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
 from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
-from meshwright.costmodel.ops.kernel_work import inside_bytes
+from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
@@ -20,7 +20,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.layout.conversions import Conversion, Primitive
-from meshwright.ir.layout.layout import R, Replicate, Strategy
+from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
 
 
@@ -142,8 +142,17 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             operands += sum([elements[value] * width for value, width in step.gathered])
             operands += inside_bytes(local, at_once=True)
-            self.workspace = max(self.workspace, operands + local.output_bytes)
+            at_once = max(operands + local.output_bytes, self._loss_bytes(step, local))
+            self.workspace = max(self.workspace, at_once)
         self._save(step, share)
+
+    def _loss_bytes(self, step: OpStep, local: LocalOp) -> int:
+        """Gradients that are there at once in the backward of a loss; 0 for other ops."""
+        found, of_stack = gradients_inside(local), self.site.run_as.memory.split_loss_bytes
+        placed = [strategy.inputs[0] for strategy in step.strategies.values()]
+        if found and of_stack and any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
+            return of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype])
+        return found
 
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:
         """Price what the op sends by itself. What it sends while it computes takes the longer."""
@@ -226,3 +235,7 @@ class Walk(Trace):
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
         if op.saved_extra_bytes and step.has_gradient:
             self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)
+        if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
+            query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
+            if step.has_gradient and query.nbytes == keys.nbytes:
+                self.saved[op.name, "packed", ()] = keys.nbytes + values.nbytes

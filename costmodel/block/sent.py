@@ -25,6 +25,8 @@ class MoveSent(NamedTuple):
         forward_s = site.primitive_s(conversion.forward, nbytes, axis)
         backward_s = site.primitive_s(conversion.backward, nbytes, axis) if has_gradient else 0.0
         _communicate(clock, site, axis, forward_s, backward_s, nbytes)
+        if conversion.forward is Primitive.REDUCE_SCATTER:
+            clock.scattered_bytes += nbytes
         if site.run_as.regathers and has_gradient and conversion.forward is Primitive.ALL_GATHER:
             _communicate(clock, site, axis, 0.0, forward_s, nbytes)
 

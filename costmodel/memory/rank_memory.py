@@ -1,15 +1,18 @@
 """The predicted peak of each pipeline rank: what its stages hold, what the process does."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.memory.memory_timeline import held_stages, peak, peaks
+from meshwright.costmodel.memory.stack_bytes import late_bytes
 from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.stage.placement import StageCosts, axis_ranks
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.plan.lines import border_pairs
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import RankMemory
 
@@ -53,6 +56,19 @@ def _rank_memory(
         # serve the other.
         beyond += kinds.communication - held.communication
         beyond += max(0, kinds.activations - held.activations)
+    inputs = _inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host)
+    process = _process_bytes(tables, plan, device, own)
+    if not on_host:
+        allocated = parameters + held.gradients + optimizer + moving + inputs
+        beyond += tables.run_as.memory.reserved * allocated
+        # An allocator gives back what is reserved apart when memory is short.
+        apart = sum(models[i].memory.stack.apart for i in own)
+        apart += late_bytes(
+            tables.run_as.memory.late, [b for i in own for b in costs[i].cost.blocks],
+            len(table.rows), plan.num_microbatches,
+        )  # fmt: skip
+        spare = device.memory_bytes - process - allocated - beyond
+        beyond += max(0.0, min(apart, spare))
     return RankMemory(
         parameters_bytes=parameters,
         gradients_bytes=held.gradients,
@@ -60,9 +76,9 @@ def _rank_memory(
         activations_bytes=held.activations,
         communication_bytes=held.communication,
         workspace_bytes=held.workspace,
-        inputs_bytes=_inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host),
+        inputs_bytes=inputs,
         fragmentation_bytes=round(beyond),
-        process_bytes=_process_bytes(tables, plan, device, own),
+        process_bytes=process,
         host_bytes=sum(models[i].memory.host for i in own),
     )
 
@@ -81,13 +97,14 @@ def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequ
 
 
 def _groups(plan: Plan, own: Sequence[int]) -> int:
-    """Communicators of a rank besides that of the whole job (`runtime.world.groups`)."""
+    """Process groups of a rank besides that of the whole job (`runtime.world.groups`)."""
     lines: set[tuple[int, ...]] = set()
     for index in own:
         stage = plan.stages[index]
         lines |= {axis_ranks(stage, axis) for axis in ("dp", *stage.mesh)}
-    pipeline = 2 if len(plan.stages) > 1 else 0
-    return sum(len(line) > 1 for line in lines) + pipeline
+    devices = {rank for index in own for rank in plan.stages[index].devices}
+    found = Counter(rank for pair in border_pairs(plan) for rank in pair if rank in devices)
+    return sum(len(line) > 1 for line in lines) + max(found.values(), default=0)
 
 
 def _inputs_bytes(graph: Graph, plan: Plan, own: Sequence[StageCosts], on_host: bool) -> int:

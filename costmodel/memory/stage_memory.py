@@ -11,10 +11,12 @@ from functools import cached_property, partial
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from meshwright.costmodel.memory.stack_bytes import NO_BYTES, StackBytes
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Send
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.stack_memory import NOTHING_MORE, StackMemory
 
 
 class Bytes(NamedTuple):
@@ -112,13 +114,15 @@ class MemoryGroup:
             found.setdefault(bucket.owner, []).append(bucket.nbytes)
         return found
 
-    def arriving(self, step: int, part: Callable[[int], int]) -> Sequence[int]:
+    def arriving(self, step: int, part: Callable[[int], int], in_place: bool) -> Sequence[int]:
         """Per block, on the way forward (`step` 1) or back: its parameters, and the flat tensor out
         of which they come; what is not trained comes after the rest. `part`: a rank's of a bucket,
         which is there too where it is cast."""
         if not self.exchange.fetches:
             return [0] * len(self.parameters)
         own = self.parameters if step > 0 else self._backward
+        if in_place:
+            return own
         frozen = self.frozen or (0,) * len(own)
         if self.exchange.copied and not self.exchange.copies_on_host:
             moving = [2 * (n - still) + part(n - still)
@@ -174,6 +178,9 @@ class StageMemory:
     optimizer: int
     temporary: int
     """Of the optimizer's step."""
+    stack: StackBytes = NO_BYTES
+    """What the software stack holds beside all of this."""
+    habits: StackMemory = NOTHING_MORE
     host: int = 0
     """In the host's memory."""
     summed: int = 0
@@ -196,6 +203,7 @@ class StageMemory:
             wholes, parts = group.exchange.under_way
             late += ceil(wholes * group.trained + parts * part)
         # A message each way that is under way, and one that is asked for ahead.
+        late += self.stack.always
         return Bytes(gradients=flat, communication=2 * (self.border + self.entry) + late)
 
     @cached_property
@@ -258,13 +266,20 @@ class StageMemory:
         own = moving = 0
         for group in self.groups:
             own += self._of_trained(group, group.exchange.left)
+<<<<<<< HEAD
             wholes, parts = group.exchange.moving_at_end
             sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
             at_once = group.exchange.published_at_once * max(sizes, default=0)
             largest = min(at_once, sum(sizes))
+=======
+            wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
+            largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
+>>>>>>> main
             part = self._part(group.exchange, largest)
             moving = max(moving, ceil(wholes * largest + parts * part))
-        if not any([sum(group.exchange.moving_at_end) for group in self.groups]):
+        if self.habits.in_place or not any(
+            [sum(group.exchange.moving_at_end) for group in self.groups]
+        ):
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
         return Bytes(gradients=own, communication=max(moving, self.temporary, self.summed))
@@ -282,6 +297,8 @@ class StageMemory:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
         this rank gets. An owner gets the parts of the others one after the other, when whole
         gradients have gone (`waits`)."""
+        if self.habits.in_place:
+            return self._part(exchange, nbytes)
         return nbytes + (self._part(exchange, nbytes) if waits else nbytes)
 
     def _forward(self) -> list[_Rise]:
@@ -311,8 +328,8 @@ class StageMemory:
         """Parameters that are gathered before each block, at most, and while it runs; the flat
         tensor is there beside the parameters while it is unpacked, and a rank's part of it where
         that is cast. None where nothing is gathered in that direction."""
-        lines = [(g.arriving(step, partial(self._part, g.exchange)), ahead) for g in self.groups
-                 if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
+        lines = [(g.arriving(step, partial(self._part, g.exchange), self.habits.in_place), ahead)
+                 for g in self.groups if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
         if not lines:
             return []
         if len(lines) == 1:
@@ -338,6 +355,7 @@ class StageMemory:
                 ),
                 first,
                 last,
+                self.habits.holds_gradients,
             )
             for group in self.groups
         ]
@@ -381,6 +399,7 @@ class _Gradients:
         scattering: Callable[[int], int],
         first: bool,
         last: bool,
+        holds: bool,
     ) -> None:
         exchange = group.exchange
         self._group, self._part, self._scattering = group, part, scattering
@@ -404,6 +423,7 @@ class _Gradients:
         self._newest = self._before = self._arrived = 0
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
+        self._holds = holds and bool(exchange.copied)
         self._beside = 0
         if last and exchange.last_forward:
             largest = max([bucket.nbytes for bucket in group.buckets], default=0)
@@ -429,6 +449,9 @@ class _Gradients:
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
             if not self._adds:
                 return nbytes
+        if self._holds:
+            self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
+            return nbytes
         if self._adds:
             made = ceil(self._group.exchange.read * self._group.gradients[index])
             return max(nbytes, nbytes // 2 + made)

@@ -123,6 +123,12 @@ def _matrices(inputs: Sequence[LocalInput]) -> list[LocalInput]:
     return [i for i in inputs if len(i.shape) > 1]
 
 
+def gradients_inside(op: LocalOp) -> int:
+    """Bytes of a backward that are there at once beside what the op has kept: of a loss, the
+    gradient of its logarithms, and out of it that of its logits."""
+    return 2 * _logarithms(op)
+
+
 def _logarithms(op: LocalOp) -> int:
     """Bytes of a loss's table of logarithms, as large as its logits."""
     return op.inputs[0].nbytes if facts(op.target).logarithms else 0

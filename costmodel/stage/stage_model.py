@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 from meshwright.costmodel.block.overlap import NOTHING
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import training_state
+from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
 from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
 from meshwright.costmodel.ops.compute import rows_left_out_s, worst_source
@@ -39,6 +40,7 @@ from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import HostShare
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
+from meshwright.ir.stack_memory import StackMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
         clip_s=clip_time(costs.device, *_total(own), scales=not costs.updates),
         publish=actions.publish,
         hidden_s=actions.hidden_s,
-        memory=_memory(costs, parts, held, sync),
+        memory=_memory(tables.run_as.memory, stage.dp, costs, parts, held, sync),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
         + sum(one.uncertain_s for one in costs.hidden),
@@ -386,21 +388,35 @@ def _temporary(
 
 
 def _memory(
-    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], sync: Sync
+    habits: StackMemory,
+    dp: int,
+    costs: StageCosts,
+    parts: Parts,
+    held: Sequence[BlockParams],
+    sync: Sync,
 ) -> StageMemory:
-    shares = [form.exchange.parts("optimizer", sync.shard) for form in sync.groups]
+    shard = sync.shard * prod([costs.spot.sizes.get(axis, 1) for axis in habits.split_over])
+    shares = [form.exchange.parts("optimizer", shard) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
     frozen = [own.frozen_bytes for own in held]
     others = sum(costs.cost.params.values()) - sum(trained) - sum(frozen)
     states = [
         training_state(
             nbytes + still, nbytes, optimizer=part.update, exchange=part.exchange,
-            dp_shard=sync.shard, frozen_bytes=still,
+            dp_shard=shard, frozen_bytes=still,
         )
         for nbytes, still, part in zip(trained, frozen, parts, strict=True)
     ]  # fmt: skip
+    stack = stack_bytes(
+        habits,
+        [SteppedGroup(form.exchange, own.trained_bytes,
+                      max([o.largest_trained for o in own.owned], default=0))
+         for form, own in zip(sync.groups, held, strict=True)],
+        shard, dp,
+    )  # fmt: skip
     return StageMemory(
-        shard=sync.shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
+        stack=stack, habits=habits,
+        shard=shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
         # Where host and device are one memory, what is on the host is there twice.
         optimizer=sum([state.optimizer_bytes for state in states])
@@ -408,7 +424,7 @@ def _memory(
         host=sum([state.host_bytes for state in states])
         + sum([_landing(own, form.exchange)
                for own, form in zip(held, sync.groups, strict=True)]),
-        temporary=_temporary(costs, parts, held, shares),
+        temporary=_temporary(costs, parts, held, shares) + stack.stepping,
         summed=max([
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
             for sizes, _ in summed_of(costs, parts)

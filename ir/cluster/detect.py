@@ -12,6 +12,7 @@ from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.cluster.links import ETHERNET_25G, LOOPBACK, PCIE_4
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import PlanError
 
 
@@ -46,12 +47,12 @@ def detect() -> Cluster:
         raise PlanError("Cluster.detect() runs under torchrun; elsewhere use Cluster.local(n)")
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("gloo")
-    seen: list[Seen | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, see())
+        # NCCL connects nobody before it is used, Gloo all with all.
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    seen = of_all(see())
     if started:
         dist.destroy_process_group()
-    return describe([view for view in seen if view is not None])
+    return describe(seen)
 
 
 def describe(seen: list[Seen]) -> Cluster:

@@ -6,6 +6,7 @@ it is split alike on both sides, and ranks of one number have the same part. Gra
 opposite way.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -79,9 +80,14 @@ def _copies(source: Side, target: Side) -> tuple[Transfer, ...]:
 def _intervals(source: Side, target: Side) -> tuple[Transfer, ...]:
     """Pieces that both sides share, in order of target and then of samples."""
     found = []
+    sources = source.spans()
+    ends = [stop for _, stop in sources]
     for e, (target_start, target_stop) in enumerate(target.spans()):
-        for c, (source_start, source_stop) in enumerate(source.spans()):
+        for c in range(bisect_right(ends, target_start), len(sources)):
+            source_start, source_stop = sources[c]
             start, stop = max(source_start, target_start), min(source_stop, target_stop)
+            if source_start >= target_stop:
+                break
             if start >= stop:
                 continue
             for member in range(target.replica):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.stack_memory import NOTHING_MORE, StackMemory
 
 if TYPE_CHECKING:
     from meshwright.ir.plan.plan import Plan
@@ -28,6 +29,8 @@ COLLECTIVE_S = 1e-4
 """The CPU's part of a collective: torch.distributed's checks, streams and events, and NCCL's
 launch, as long as 16 dispatches; assumption."""
 USUAL = Launching(collective_s=COLLECTIVE_S)
+RESERVED = 0.03
+"""What torch's caching allocator has reserved beyond what is allocated at the peak; assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Style:
     """Fused kernels that it has, as `search` takes them, for a model that is yet to be traced."""
     pins: tuple[str, ...] = ZERO_ONLY
     """What it always does and has no choice of; a user's pins of the same decision go first."""
+    memory: StackMemory = NOTHING_MORE
+    """What it holds beside what a plan says."""
     reference: str
     """Where all of this is known from."""
 

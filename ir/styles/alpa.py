@@ -1,7 +1,8 @@
 """Alpa (OSDI 2022): XLA on GPUs. The compiler fuses what lies between products; gradients are
 reduced after the last micro-batch, one thing after the other."""
 
-from meshwright.ir.styles import ZERO_ONLY, Style
+from meshwright.ir.stack_memory import StackMemory
+from meshwright.ir.styles import RESERVED, ZERO_ONLY, Style
 
 STYLE = Style(
     title="Alpa",
@@ -11,5 +12,6 @@ STYLE = Style(
     variants=("plain",),
     kernels=("layer_norm", "bias_gelu", "gelu", "cross_entropy"),
     pins=(*ZERO_ONLY, "overlap=none"),
+    memory=StackMemory(reserved=RESERVED, in_place=True),
     reference="alpa: benchmark/alpa, device_mesh and auto_sharding passes",
 )

@@ -1,7 +1,8 @@
 """Megatron-Core since 2023: distributed optimizer with gradients reduced beside the backward,
 flash attention, sequence parallelism, the input gradient's collective beside the weight's."""
 
-from meshwright.ir.styles import ZERO_ONLY, Style
+from meshwright.ir.stack_memory import StackMemory
+from meshwright.ir.styles import RESERVED, ZERO_ONLY, Style
 
 STYLE = Style(
     title="Megatron-Core",
@@ -11,5 +12,6 @@ STYLE = Style(
     balanced=True,
     kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
+    memory=StackMemory(reserved=RESERVED),
     reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
 )

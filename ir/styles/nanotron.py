@@ -12,8 +12,12 @@ at dp 16 to 256 closest together.
 """
 
 from meshwright.ir.cluster.launching import Launching
-from meshwright.ir.styles import COLLECTIVE_S, ZERO_ONLY, Style
+from meshwright.ir.stack_memory import LateFrees, StackMemory
+from meshwright.ir.styles import COLLECTIVE_S, RESERVED, ZERO_ONLY, Style
 
+LATE = LateFrees(ahead_forward=1024 / 31, ahead_backward=1024 / 45)
+"""torch 2.1 records what collectives read on their streams (run_multinode.sh). CUDA queues 1,024
+launches; a layer with its asynchronous linears has 31 forward and 45 backward."""
 STYLE = Style(
     title="nanotron",
     libraries=2024,
@@ -28,6 +32,14 @@ STYLE = Style(
     regathers=True,
     kernels=("rms_norm", "rotary"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
+    # Flash attention's RotaryEmbedding (2.5.0, layers/rotary.py) rotates queries in place.
+    # optim/gradient_accumulator.py; distributed.py's all_gather_coalesced: a flat input, flat
+    # outputs, and one more copy in torch's list form.
+    memory=StackMemory(
+        reserved=RESERVED, holds_gradients=True, bucket_copies=0.5, gathers=(1.0, 0.5),
+        gathers_flat=0.5, keeps_packed=True,
+        late=LATE,
+    ),
     reference="nanotron: models/llama.py, parallel/tensor_parallel/functional.py, trainer.py; "
     "hf_ultrascale_scaling_and_bandwidth (calibration part)",
 )  # fmt: skip

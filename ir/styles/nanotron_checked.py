@@ -6,10 +6,12 @@ middle."""
 
 from dataclasses import replace
 
+from meshwright.ir.styles.nanotron import LATE
 from meshwright.ir.styles.nanotron import STYLE as UNCHECKED
 
 STYLE = replace(
     UNCHECKED,
     title="nanotron with checked collectives",
     launching=replace(UNCHECKED.launching, check_s=0.3e-3),
+    memory=replace(UNCHECKED.memory, late=replace(LATE, in_step=True)),
 )

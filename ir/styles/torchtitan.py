@@ -1,6 +1,7 @@
 """torchtitan with FSDP2: torch's operators one by one, or compiled where the plan says so."""
 
-from meshwright.ir.styles import Style
+from meshwright.ir.stack_memory import StackMemory
+from meshwright.ir.styles import RESERVED, Style
 
 STYLE = Style(
     title="torchtitan",
@@ -8,5 +9,9 @@ STYLE = Style(
     libraries=2024,
     balanced=True,
     variants=("halves",),
+    # FSDP shards over dp_shard x cp (parallelize_llama.py). A loss that is not compiled adds two
+    # float32 temporaries where classes are split (torch.distributed.tensor.parallel.loss): the
+    # exponential and a sum, less the one that it ends in.
+    memory=StackMemory(reserved=RESERVED, split_over=("cp",), split_loss_bytes=14),
     reference="torchtitan docs/fsdp.md; wheels of torch of that time",
 )

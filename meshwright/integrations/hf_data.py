@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import seed_worker
 
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import MismatchError, PlanError
-from meshwright.runtime.world.world import of_all
 
 
 class EpochSampler(Sampler[int]):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from meshwright.ir.comm.by_store import from_first, of_all
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import Machine, Profile
@@ -26,7 +27,6 @@ from meshwright.runtime.profiling.run import (
 )
 from meshwright.runtime.profiling.tasks import Task
 from meshwright.runtime.profiling.team import Failed
-from meshwright.runtime.world.world import from_first, of_all
 
 Answer = tuple[Machine, int, Record | None, str]
 """Whose, of which task, what was measured or why not."""

@@ -53,12 +53,14 @@ def check_each_equal(
     steps: int = 3,
     timeout_s: float = 300.0,
     run: Callable[..., list[Any]] = run_ranks,
+    device: str = "cpu",
 ) -> list[Difference]:
-    """The same of several plans for as many ranks, one after the other in the same processes."""
+    """The same of several plans for as many ranks, one after the other in the same processes, on
+    devices of a kind. What they are compared with is on the CPU."""
     model = case.model()
     jobs = [(plan, graph, _batches(case, plan.global_batch_size, steps)) for plan, graph in planned]
     (world,) = {plan.world_size for plan, _ in planned}
-    results = run(world, _train_each, model, jobs, case.loss_fn, timeout_s=timeout_s)
+    results = run(world, _train_each, model, jobs, case.loss_fn, device, timeout_s=timeout_s)
     normed = _normed(model)
     return [
         _difference(case, plan, graph, steps, [rank[number] for rank in results], normed)
@@ -118,16 +120,16 @@ def reference(
 
 
 def _train_each(
-    model: nn.Module, jobs: Sequence[tuple[Plan, Graph, list[Any]]], loss_fn: Any
+    model: nn.Module, jobs: Sequence[tuple[Plan, Graph, list[Any]]], loss_fn: Any, device: str
 ) -> list[tuple[list[float], dict[str, Tensor]]]:
-    return [_train(copy.deepcopy(model), *job, loss_fn) for job in jobs]
+    return [_train(copy.deepcopy(model), *job, loss_fn, device) for job in jobs]
 
 
 def _train(
-    model: nn.Module, plan: Plan, graph: Graph, batches: list[Any], loss_fn: Any
+    model: nn.Module, plan: Plan, graph: Graph, batches: list[Any], loss_fn: Any, device: str
 ) -> tuple[list[float], dict[str, Tensor]]:
     job = compile_job(
-        model, plan, optimizer="adam", lr=LEARNING_RATE, loss_fn=loss_fn, device="cpu", graph=graph
+        model, plan, optimizer="adam", lr=LEARNING_RATE, loss_fn=loss_fn, device=device, graph=graph
     )
     losses = [float(job.step(batch)) for batch in batches]
     state = full_state(job)

@@ -1,4 +1,4 @@
-"""NCCL's rules on CPUs: a process group for tests, on Gloo, that hangs where NCCL would.
+"""NCCL's rules without NCCL: a process group for tests, on Gloo, that hangs where NCCL would.
 
 - A communicator (one per group for collectives and batches of messages, one per group and pair of
   ranks for single messages) is made at its first use, and that blocks until all members use it.
@@ -9,6 +9,9 @@
 
 What waits longer than `patience_s` ends in `Hang`, which lists what the rank waits for. A rank's
 host stands for its compute stream, so each operation also waits for all that came before it.
+
+Tensors may be on GPUs, also on one that several ranks share, which NCCL refuses: they go through
+the host's memory, as Gloo has no collectives but a few for GPUs.
 """
 
 import queue
@@ -65,7 +68,7 @@ def _ruled(
 ) -> Any:
     global PATIENCE_S
     PATIENCE_S = patience_s
-    dist.Backend.register_backend(NAME, _make, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _make, devices=["cpu", "cuda"])
     dist.init_process_group(
         NAME, store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
     )
@@ -165,6 +168,8 @@ class _Communicator:
             time.sleep(1e-3)
 
     def issue(self, text: str, run: Callable[[], None]) -> RuledWork:
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # what is sent has been made
         work = RuledWork(text, self.name)
         self.waiting.append(work)
         self._queue.put((work, run))
@@ -235,7 +240,8 @@ class RuledGroup(dist.ProcessGroup):
                 f"'{_as_text(theirs)}'"
             )
         act = self._gloo.send if kind == "send" else self._gloo.recv
-        act([tensor], peer, more + _DATA).wait(_NEVER)
+        with _on_host([tensor]) as (here,):
+            act([here], peer, more + _DATA).wait(_NEVER)
 
     def batch(self, operations: list[dist.P2POp]) -> RuledWork:
         """One operation of the whole group's communicator, whatever its messages."""
@@ -265,7 +271,11 @@ class RuledGroup(dist.ProcessGroup):
 
         return self._communicator().issue(f"batch of {len(operations)} messages", run)
 
-    def _collective(self, text: str, run: Callable[[], Any]) -> RuledWork:
+    def _collective(
+        self, text: str, tensors: Sequence[Tensor], run: Callable[..., Any]
+    ) -> RuledWork:
+        """`run` gets the tensors as they are on the host."""
+
         def checked() -> None:
             mine = _as_bytes(text)
             all_of_them = [torch.zeros_like(mine) for _ in range(self.size())]
@@ -276,56 +286,89 @@ class RuledGroup(dist.ProcessGroup):
                         f"rank {dist.get_rank()} has '{text}' where {self.ranks([rank])} has "
                         f"'{_as_text(theirs)}'"
                     )
-            run().wait(_NEVER)
+            with _on_host(tensors) as here:
+                run(*here).wait(_NEVER)
 
         return self._communicator().issue(text, checked)
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("all_reduce", *tensors), lambda: self._gloo.allreduce(tensors, options)
-        )
+            _text("all_reduce", *tensors), tensors,
+            lambda *here: self._gloo.allreduce([*here], options),
+        )  # fmt: skip
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("broadcast", *tensors), lambda: self._gloo.broadcast(tensors, options)
-        )
+            _text("broadcast", *tensors), tensors,
+            lambda *here: self._gloo.broadcast([*here], options),
+        )  # fmt: skip
 
     def reduce(self, tensors: list[Tensor], options: Any = None) -> RuledWork:
         return self._collective(
-            _text("reduce", *tensors), lambda: self._gloo.reduce(tensors, options)
+            _text("reduce", *tensors), tensors, lambda *here: self._gloo.reduce([*here], options)
         )
 
     def allgather(self, outputs: Any, inputs: list[Tensor], options: Any = None) -> RuledWork:
+        (into,), (given,) = outputs, inputs
         return self._collective(
-            _text("all_gather", *inputs), lambda: self._gloo.allgather(outputs, inputs)
-        )
+            _text("all_gather", given), [given, *into],
+            lambda mine, *here: self._gloo.allgather([[*here]], [mine]),
+        )  # fmt: skip
 
     def _allgather_base(self, output: Tensor, given: Tensor, options: Any = None) -> RuledWork:
         return self._collective(
-            _text("all_gather", given), lambda: self._gloo._allgather_base(output, given)
-        )
+            _text("all_gather", given), [output, given],
+            lambda into, mine: self._gloo._allgather_base(into, mine),
+        )  # fmt: skip
 
     def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any) -> RuledWork:
         return self._collective(
-            _text("reduce_scatter", given),
-            lambda: self._gloo._reduce_scatter_base(output, given, options),
-        )
+            _text("reduce_scatter", given), [output, given],
+            lambda into, mine: self._gloo._reduce_scatter_base(into, mine, options),
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None
+    ) -> RuledWork:
+        (into,), (parts,) = outputs, inputs
+
+        def run(into: Tensor, *parts: Tensor) -> Any:
+            # Of unequal sizes, which Gloo does not scatter.
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            self._gloo.allreduce([flat], options).wait(_NEVER)
+            own = flat.split([part.numel() for part in parts])[self.rank()]
+            into.copy_(own.view(into.shape))
+            return self._gloo.barrier()
+
+        return self._collective(_text("reduce_scatter", *parts), [into, *parts], run)
 
     def alltoall_base(
         self, output: Tensor, given: Tensor, into: list[int], out: list[int], options: Any = None
     ) -> RuledWork:
         # Sizes differ from rank to rank by right.
         return self._collective(
-            "all_to_all", lambda: self._gloo.alltoall_base(output, given, into, out)
-        )
+            "all_to_all", [output, given],
+            lambda come, go: self._gloo.alltoall_base(come, go, into, out),
+        )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> RuledWork:
-        return self._collective("barrier", self._gloo.barrier)
+        return self._collective("barrier", [], self._gloo.barrier)
 
     # torch's newer names for the same.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
     all_to_all_single = alltoall_base
+
+
+@contextmanager
+def _on_host(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in the host's memory: copies of those on a GPU, which get the values back."""
+    here = [x.cpu() if x.is_cuda else x for x in tensors]
+    yield here
+    for x, copy in zip(tensors, here, strict=True):
+        if x.is_cuda:
+            x.copy_(copy)
+            torch.cuda.current_stream(x.device).synchronize()
 
 
 def _text(name: str, *tensors: Tensor) -> str:

@@ -6,6 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.trace.loss_module import LossFn
 from meshwright.runtime.check.difference import (
     StepOutcome,
@@ -26,7 +27,6 @@ from meshwright.runtime.job.whole import (
     write_parameters,
 )
 from meshwright.runtime.step.batch import as_batch
-from meshwright.runtime.world.world import from_first
 
 
 def check_plan(

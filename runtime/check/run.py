@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from meshwright.forms.sync import is_exact
+from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import views_of
@@ -27,7 +28,7 @@ from meshwright.runtime.check.undisturbed import give_back, same_draws
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.optimizer import OptimizerChoice
-from meshwright.runtime.world.world import from_first, rank
+from meshwright.runtime.world.world import rank
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

@@ -45,6 +45,9 @@ def undisturbed(job: "Job") -> Iterator[None]:
                     x.data.copy_(kept)
                 else:  # of a table, of which a form has other rows now
                     x.data = kept
+            for stage, _ in stages:  # copies that nobody sees, as on the host, too
+                stage.sync.written()
+        job.parts.settle()
         optimizer.restore()
         for x in (*_tensors(job), *_read(job)):
             x.grad = None

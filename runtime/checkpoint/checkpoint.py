@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.running import Held
+from meshwright.ir.comm.by_store import of_all, to_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
@@ -38,7 +39,6 @@ from meshwright.runtime.checkpoint.parts import Written
 from meshwright.runtime.checkpoint.shard_boxes import ShardBox, pieces
 from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
 from meshwright.runtime.job.unread import boxed
-from meshwright.runtime.world.world import of_all, to_first
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

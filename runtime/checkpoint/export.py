@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.job.whole import whole_buffers, whole_parameters
 from meshwright.runtime.step.finite import check_state
-from meshwright.runtime.world.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

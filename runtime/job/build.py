@@ -1,10 +1,9 @@
 """Puts a rank's part of a job together: groups, tensors, stages."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm, Tap, Window
@@ -16,6 +15,7 @@ from meshwright.forms.running import Held, Lines, Peers, SyncRun
 from meshwright.forms.stepping import check_updates
 from meshwright.forms.sync import check, has_taps
 from meshwright.forms.tables import check_tables
+from meshwright.ir.comm.by_store import judged
 from meshwright.ir.graph.float8 import check_float8
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
@@ -24,6 +24,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
+from meshwright.runtime.messages.messages import pairs_of
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
@@ -105,7 +106,10 @@ def build_rank(
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
-    groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
+    groups = make_groups(
+        plan, rank, device, pairs_of(plan, programs, rank),
+        (line for tie in ties for line in tie.groups),
+    )  # fmt: skip
     stages, lines, tensors = {}, {}, {}
     copies = copies_of(plan.precision)
     missing: tuple[str, ...] = ()
@@ -134,7 +138,7 @@ def build_rank(
             program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch
         )
     names = {name for found in tensors.values() for name in found}
-    owners = _owners(names) if shared else dict.fromkeys(names, rank)
+    owners = judged(names, _owners) if shared else dict.fromkeys(names, rank)
     firsts = {name: found[0] for name, found in shared_by_stages(graph, plan).items()}
     return RankParts(
         rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners, firsts
@@ -152,12 +156,8 @@ def _tap(comm: Comm, program: StageProgram, sync: SyncRun) -> Tap:
     return tap
 
 
-def _owners(names: set[str]) -> dict[str, int]:
+def _owners(everyone: Sequence[set[str]]) -> dict[str, int]:
     """Graph tensor name -> the lowest rank that has it."""
-    everyone = [names]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        everyone = everyone * dist.get_world_size()
-        dist.all_gather_object(everyone, names)
     found: dict[str, int] = {}
     for rank, theirs in enumerate(everyone):
         for name in theirs:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.forms.methods import Awaited, MethodRun, SummedTerms, method, method_findings
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import LossFn
@@ -27,7 +28,7 @@ from meshwright.runtime.job.handshake import (
     identity,
     share_plan,
 )
-from meshwright.runtime.world.world import join, of_all, rank
+from meshwright.runtime.world.world import join, rank
 
 
 class Counted:

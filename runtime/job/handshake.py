@@ -1,5 +1,6 @@
 """Ranks agree on plan, model and code before they start, or refuse to start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -8,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 import meshwright
+from meshwright.ir.comm.by_store import from_first, judged
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
 
 
@@ -46,11 +49,10 @@ def share_plan(plan: Plan | None) -> Plan:
         if plan is None:
             raise MismatchError("there is no plan: pass one to compile()")
         return plan
-    texts: list[str | None] = [plan_io.dumps(plan) if plan is not None else None]
-    dist.broadcast_object_list(texts, src=0)
-    if texts[0] is None:
+    text = from_first(plan_io.dumps(plan) if plan is not None else None)
+    if text is None:
         raise MismatchError("rank 0 has no plan: pass one to compile() there at least")
-    return plan if plan is not None else plan_io.loads(texts[0], check_hash=False)
+    return plan if plan is not None else plan_io.loads(text, check_hash=False)
 
 
 def check_world(plan: Plan) -> None:
@@ -72,17 +74,19 @@ def check_model(plan: Plan, graph: Graph) -> None:
 
 def check_identity(own: Identity) -> None:
     """Raises MismatchError on every rank if one differs from rank 0."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    everyone: list[Identity | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    if problem := judged(own, _unlike):
+        raise MismatchError(problem)
+
+
+def _unlike(everyone: Sequence[Identity]) -> str:
+    """Which ranks differ from rank 0, and in what."""
     first = everyone[0]
-    assert first is not None
     for field in fields(Identity):
         wanted = getattr(first, field.name)
         others = [r for r, found in enumerate(everyone) if getattr(found, field.name) != wanted]
         if others:
-            raise MismatchError(
-                f"{field.name} differs from rank 0's on rank {', '.join(map(str, others))}: "
+            return (
+                f"{field.name} differs from rank 0's on rank {few(others)[1:-1]}: "
                 f"{getattr(everyone[others[0]], field.name)[:16]} instead of {wanted[:16]}"
             )
+    return ""

@@ -354,11 +354,9 @@ class Job:
 
     def _open_pairs(self) -> None:
         """Those of training, which are also all of evaluation."""
-        parts, schedule = self.parts, self.plan.schedule.parse()
-        messages = plan_messages(self.plan, schedule, parts.programs, parts.rank)
         self.progress.at(0, "connections between stages", "synchronising")
         with self.failures.guard():
-            open_pairs(messages, parts.groups, parts.rank, self.device)
+            open_pairs(self.parts.groups, self.parts.rank, self.device)
         self.progress.at(0, "start", "idle")
 
     def _executor(self, *, training: bool) -> Executor:

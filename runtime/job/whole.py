@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.forms.running import Held
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.ir.precision import stepped_in
 from meshwright.runtime.checkpoint.shard_boxes import pieces
-from meshwright.runtime.world.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from meshwright.codegen.lower.program import BorderValue, StageProgram
-from meshwright.ir.layout.border import Side, Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.layout.border import Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.plan.lines import Pair, side
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS, Action, Schedule, Work
 
@@ -36,12 +37,6 @@ class Message:
         return self.transfer.target
 
 
-def side(plan: Plan, stage: int) -> Side:
-    """The given stage at its borders."""
-    found = plan.stages[stage]
-    return Side(found.batch_shares, found.model_size, found.devices)
-
-
 def plan_messages(
     plan: Plan,
     schedule: Schedule,
@@ -57,19 +52,37 @@ def plan_messages(
     works = set(Work) if backward else FORWARDS
     rows = [[action for action in row if action.work in works] for row in schedule.ranks]
     at = {action: index for row in rows for index, action in enumerate(row)}
-    found = []
+    found: list[Message] = []
     for border, values in _borders(programs):
+        own = [
+            [t for t in _transfers(plan, border, values, gradient) if _has_end(t[1], rank)]
+            for gradient in (False, True)[: 1 + backward]
+        ]
         for microbatch in range(plan.num_microbatches):
-            for gradient in (False, True)[: 1 + backward]:
+            for gradient, transfers in zip((False, True), own, strict=False):
                 made = _action(at, border + gradient, gradient, microbatch)
                 needed = _action(at, border + 1 - gradient, gradient, microbatch)
                 ends = at[made], at[needed]
-                for value, transfer in _transfers(plan, border, values, gradient):
-                    if rank in (transfer.source, transfer.target):
-                        found.append(
-                            Message(border, value, gradient, microbatch, transfer, 0, *ends)
-                        )
+                found += (
+                    Message(border, value, gradient, microbatch, transfer, 0, *ends)
+                    for value, transfer in transfers
+                )
     return _numbered(found)
+
+
+def pairs_of(plan: Plan, programs: tuple[StageProgram, ...], rank: int) -> set[Pair]:
+    """Source and target of all messages that `rank` has with others in a step."""
+    return {
+        (transfer.source, transfer.target)
+        for border, values in _borders(programs)
+        for gradient in (False, True)
+        for _, transfer in _transfers(plan, border, values, gradient)
+        if _has_end(transfer, rank) and transfer.source != transfer.target
+    }
+
+
+def _has_end(transfer: Transfer, rank: int) -> bool:
+    return rank in (transfer.source, transfer.target)
 
 
 def _action(at: dict[Action, int], stage: int, gradient: bool, microbatch: int) -> Action:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 
+from meshwright.ir.plan.lines import Pair
 from meshwright.runtime.messages.messages import Message
-
-Pair = tuple[int, int]
-"""Source and target."""
 
 
 class Act(Enum):

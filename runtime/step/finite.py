@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
-from meshwright.runtime.world.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

@@ -11,13 +11,13 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.forms.sync import chosen
+from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import PlanError
 from meshwright.ir.profile.measured import StepKind, TriedSize, TunedBuckets
 from meshwright.runtime.check.run import on_first
 from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.step.tuning import STEPS, BucketTuner
 from meshwright.runtime.step.updates import FormOptimizer
-from meshwright.runtime.world.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job

@@ -12,10 +12,11 @@ from meshwright.forms.running import Held
 from meshwright.forms.sync import exchange_of, store_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.lines import Line
 from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.shard_boxes import pieces
-from meshwright.runtime.world.groups import Groups, Line
+from meshwright.runtime.world.groups import Groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,29 @@
-"""Process groups that a plan needs, made in the same order on every rank."""
+"""The process groups that a rank needs, each made by its members alone.
 
-from collections.abc import Iterator
+All ranks make theirs in one order, so that no two wait for each other in a circle. A group is of
+the one backend that its device needs, and pipeline ranks that are neighbours have a group of two
+for each direction: what they send each other never has to be ordered against what they receive
+(NCCL runs each communicator in order), and nobody is connected to ranks that it has nothing to say
+to.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from hashlib import sha256
+from itertools import count
 
+import torch
 import torch.distributed as dist
 
-from meshwright.ir.errors import PlanError
+from meshwright.ir.comm.opening import opening_on
+from meshwright.ir.plan.lines import Line, Pair, in_order, line_of, plan_lines
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.torch_private import member_group
+from meshwright.runtime.world.open_files import make_room
+from meshwright.runtime.world.world import backends
 
-Line = tuple[int, ...]
-"""Global ranks that differ in one axis only, in order of their coordinate."""
-
-
-def stage_lines(stage: Stage) -> dict[str, tuple[Line, ...]]:
-    """Axis -> its lines, in the order of the first rank of each."""
-    data = {axis: stage.mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard")}
-    sizes = data | dict(stage.model)
-    both = {"dp": prod(data.values())} | dict(stage.model)
-    found = {axis: _along(stage, sizes, axis) for axis in sizes}
-    return found | {"dp": _along(stage, both, "dp")}
-
-
-def _along(stage: Stage, sizes: dict[str, int], axis: str) -> tuple[Line, ...]:
-    """The lines of an axis of a row-major mesh."""
-    names = list(sizes)
-    stride = prod(sizes[name] for name in names[names.index(axis) + 1 :])
-    starts = [i for i in range(len(stage.devices)) if i // stride % sizes[axis] == 0]
-    return tuple(
-        tuple(stage.devices[start + i * stride] for i in range(sizes[axis])) for start in starts
-    )
+_made = count()
+"""Sets of groups made in this process: as many on every rank of a job."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,51 +31,42 @@ class Groups:
     """The process groups of this rank. A line of one rank has no group."""
 
     by_ranks: dict[Line, dist.ProcessGroup]
-    upward: dist.ProcessGroup | None
-    """Messages from a lower to a higher rank. With one group per direction, what two ranks send
-    each other never has to be ordered against what they receive (NCCL runs each pair in order)."""
-    downward: dist.ProcessGroup | None
+    by_pair: dict[Pair, dist.ProcessGroup]
 
     def line(self, stage: Stage, axis: str, rank: int) -> dist.ProcessGroup | None:
         """The group of `rank` along an axis of its stage."""
-        line = next(line for line in stage_lines(stage)[axis] if rank in line)
-        return self.by_ranks[line] if len(line) > 1 else None
+        return self.of(line_of(stage, axis, rank))
 
-    def between(self, source: int, target: int) -> dist.ProcessGroup | None:
+    def between(self, source: int, target: int) -> dist.ProcessGroup:
         """The group of messages from one rank to another."""
-        return self.upward if source < target else self.downward
+        return self.by_pair[source, target]
 
     def close(self) -> None:
         """Every rank calls it when nothing is under way."""
-        for group in (*self.by_ranks.values(), self.upward, self.downward):
-            if group is not None:
-                dist.destroy_process_group(group)
+        for group in (*self.by_ranks.values(), *self.by_pair.values()):
+            dist.destroy_process_group(group)
 
     def of(self, ranks: Line) -> dist.ProcessGroup | None:
         return self.by_ranks[ranks] if len(ranks) > 1 else None
 
 
-def make_groups(plan: Plan, rank: int, more: tuple[Line, ...] = ()) -> Groups:
-    """Every rank calls this at the same time. `more` are further rank sets, equal on all ranks."""
-    wanted = dict.fromkeys([*_plan_lines(plan), *(tuple(sorted(line)) for line in more)])
-    by_ranks = {}
-    for line in wanted:
-        if len(line) > 1:
-            group = dist.new_group(list(line))
-            if rank in line:
-                by_ranks[line] = group
-    if plan.world_size == 1 or len(plan.stages) == 1:
-        return Groups(by_ranks, None, None)
-    return Groups(by_ranks, dist.new_group(), dist.new_group())
+def make_groups(
+    plan: Plan, rank: int, device: torch.device, pairs: Iterable[Pair], more: Iterable[Line] = ()
+) -> Groups:
+    """Makes the groups of `rank`; every rank of the job calls it as often. `pairs` are all that the
+    rank has messages with; `more` are further rank sets, equal on all ranks."""
+    number, backend = next(_made), backends().get(device.type, "")
+    lines = [line for line in plan_lines(plan, more) if rank in line]
+    opening, own = opening_on(device.type), in_order(pairs)
+    make_room(
+        opening.group(plan.world_size).sockets + len(own) * opening.pair().sockets
+        + sum(opening.group(len(line)).sockets for line in lines) + opening.store_sockets
+    )  # fmt: skip
 
+    def made(kind: str, ranks: Line) -> dist.ProcessGroup:
+        which = sha256(repr(ranks).encode()).hexdigest()[:16]
+        return member_group(sorted(ranks), backend, f"meshwright-{number}-{kind}-{which}")
 
-def _plan_lines(plan: Plan) -> Iterator[Line]:
-    for index, stage in enumerate(plan.stages):
-        for axis, lines in stage_lines(stage).items():
-            for line in lines:
-                if line != tuple(sorted(line)):
-                    raise PlanError(
-                        f"stage {index}: the devices {line} along {axis} are not in ascending "
-                        f"order; list them as {tuple(sorted(line))}"
-                    )
-                yield line
+    return Groups(
+        {line: made("line", line) for line in lines}, {pair: made("pair", pair) for pair in own}
+    )

@@ -5,19 +5,19 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
 
+from meshwright.ir.comm.by_store import judged
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan.plan import DeviceKind
+from meshwright.runtime.world.open_files import make_room
 
 BACKEND = "MESHWRIGHT_BACKEND"
 """Environment variable: the backend of process groups that a job makes, as torch writes them."""
-
-_LATER_S = 60.0
 
 
 def pick_device(device: torch.device | str | None, kind: DeviceKind | None = None) -> torch.device:
@@ -40,8 +40,11 @@ def join(world_size: int, asked: torch.device | str | None, timeout_s: float) ->
     """
     if dist.is_initialized() or world_size == 1:
         return False
+    backend = _backend(asked)
+    if "gloo" in backend:
+        make_room(int(os.environ.get("WORLD_SIZE", world_size)))  # it connects all with all
     try:
-        dist.init_process_group(_backend(asked), timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     except ValueError as error:
         raise MismatchError(
             f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "
@@ -51,11 +54,12 @@ def join(world_size: int, asked: torch.device | str | None, timeout_s: float) ->
 
 
 def _backend(asked: torch.device | str | None) -> str:
-    """The same on all ranks, also on those that do not have the plan yet."""
+    """The same on all ranks, also on those that do not have the plan yet. What ranks tell each
+    other on the host goes through the store, so GPUs need no Gloo."""
     if own := os.environ.get(BACKEND):
         return own
     on_gpus = torch.cuda.is_available() if asked is None else torch.device(asked).type == "cuda"
-    return "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    return "nccl" if on_gpus else "gloo"
 
 
 def take(device: torch.device) -> None:
@@ -65,17 +69,25 @@ def take(device: torch.device) -> None:
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
-    backends = _backends()
-    if backends.get("cpu") == "gloo":
-        check_devices([*map(RankPlace.of, of_all(_place(device)))], backends.get("cuda") == "nccl")
+    by_nccl = backends().get("cuda") == "nccl"
+    if problem := judged(_place(device), lambda places: _problem(places, by_nccl)):
+        raise MismatchError(problem)
 
 
-def _backends() -> dict[str, str]:
-    """Kind of device -> backend of the process group, if there is one."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+def backends() -> dict[str, str]:
+    """Kind of device -> backend of the job's process group; nothing if there is none."""
+    if not dist.is_initialized():
         return {}
     pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
     return {kind: backend for kind, _, backend in pairs}
+
+
+def _problem(places: Sequence[tuple[str, str, str]], by_nccl: bool) -> str:
+    try:
+        check_devices([*map(RankPlace.of, places)], by_nccl)
+    except MismatchError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,31 +129,5 @@ def check_devices(places: Sequence[RankPlace], by_nccl: bool) -> None:
 
 
 def rank() -> int:
+    """The rank of this process; 0 where it is alone."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def from_first(value: Any) -> Any:
-    """Rank 0's value on every rank."""
-    if not dist.is_initialized():
-        return value
-    held = [value]
-    dist.broadcast_object_list(held)
-    return held[0]
-
-
-def of_all(value: Any) -> list[Any]:
-    """Every rank's value on every rank."""
-    if not dist.is_initialized():
-        return [value]
-    held: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(held, value)
-    return held
-
-
-def to_first(value: Any) -> list[Any]:
-    """Every rank's value on rank 0; nothing on the others."""
-    if not dist.is_initialized():
-        return [value]
-    held: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, held)
-    return held or []

@@ -42,6 +42,8 @@ def test_less_is_predicted_and_tracked() -> None:
     (plain, plain_tracked), (fused, fused_tracked) = (
         peaks(kernels) for kernels in ((), ("linear_cross_entropy",))
     )
+    # Logits, their logarithms, and gradients of both.
+    assert plain == pytest.approx(plain_tracked, rel=0.02)
     logits = TOKENS * WORDS * 4
     assert plain_tracked - fused_tracked > logits and plain - fused > logits
     # What is inside of a call the tracker does not see: a chunk of logits, and its gradient.

@@ -4,16 +4,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from meshwright.costmodel.start_up import StartUp, start_up
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_errors import DATA_DEPENDENT, operator_of
+from meshwright.runtime.step.tied import find_ties
+from meshwright.runtime.world.open_files import most_open
 from meshwright.tools.dry.classes import RankClass, rank_classes
 from meshwright.tools.dry.shorten import shortened
 from meshwright.tools.dry.step import step_rank
-from meshwright.tools.dry.transfers import check_order, check_transfers, count_transfers
+from meshwright.tools.dry.transfers import (
+    check_order,
+    check_transfers,
+    count_transfers,
+    pairs_of_all,
+)
 
 MEMORY_BAND = 0.15
 """Relative difference of counted and predicted bytes from which there is a warning."""
@@ -45,6 +53,7 @@ class DryRun:
     transfers: int
     """Pieces that go from one rank to another, per micro-batch."""
     seconds: float
+    start: StartUp
     findings: tuple[Finding, ...]
 
     @property
@@ -54,7 +63,7 @@ class DryRun:
 
 def dry_run(plan: Plan, graph: Graph) -> DryRun:
     """Builds and steps all ranks of a legal plan in this process, equal ones once."""
-    start = time.monotonic()
+    begun = time.monotonic()
     # On fake tensors there is nothing to compile for.
     stages = tuple(replace(stage, compile=False) for stage in plan.stages)
     plan = replace(plan, stages=stages)
@@ -70,8 +79,11 @@ def dry_run(plan: Plan, graph: Graph) -> DryRun:
             break
         found.append(DryRank(group.ranks, group.stages, memory, _predicted(plan, group)))
     findings += _memory(found)
-    seconds = time.monotonic() - start
-    return DryRun(tuple(found), count_transfers(plan, classes), seconds, tuple(findings))
+    ties = tuple(line for tie in find_ties(graph, plan) for line in tie.groups)
+    start = start_up(plan, pairs_of_all(plan, classes), ties)
+    findings += start.findings(most_open())
+    seconds = time.monotonic() - begun
+    return DryRun(tuple(found), count_transfers(plan, classes), seconds, start, tuple(findings))
 
 
 def _predicted(plan: Plan, group: RankClass) -> int | None:

@@ -4,6 +4,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.costmodel.start_up import StartUp
 from meshwright.ir.plan.show import size
 from meshwright.tools.dry.run import DryRank, DryRun
 
@@ -29,6 +30,19 @@ def show(done: DryRun, console: Console) -> None:
         f"{done.world_size} ranks of {len(done.ranks)} kinds stepped in {done.seconds:.1f} s, "
         f"{done.transfers} pieces sent per micro-batch",
         highlight=False,
+    )
+    console.print(_start(done.start), highlight=False)
+
+
+def _start(start: StartUp) -> str:
+    """What ranks open before the first step."""
+    if start.world_size == 1:
+        return "one rank, which opens no connection"
+    return (
+        f"at start {start.groups:,} groups, {start.rank_groups} of a rank at most; "
+        f"{start.sockets:,} sockets of a rank at most (rank {start.busiest_rank}), "
+        f"{start.store_sockets:,} of the job's store; {start.store_operations:,} operations of "
+        f"the store; about {start.seconds:.1f} s (estimate)"
     )
 
 

@@ -6,8 +6,9 @@ from math import prod
 from meshwright.codegen.lower.program import BorderValue
 from meshwright.ir.layout.border import Transfer, forward_transfers, gradient_transfers
 from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.lines import Pair, in_order, side
 from meshwright.ir.plan.plan import Plan
-from meshwright.runtime.messages.messages import plan_messages, side
+from meshwright.runtime.messages.messages import plan_messages
 from meshwright.runtime.messages.ordering import doings, standstill
 from meshwright.tools.dry.classes import RankClass
 
@@ -40,6 +41,12 @@ def count_transfers(plan: Plan, classes: Iterable[RankClass]) -> int:
     """Pieces of one micro-batch between different ranks."""
     sends, _ = _values(classes)
     return sum(one.source != one.target for _, _, one in _transfers(plan, sends))
+
+
+def pairs_of_all(plan: Plan, classes: Iterable[RankClass]) -> tuple[Pair, ...]:
+    """Source and target of all messages between different ranks, in the order of the job."""
+    sends, _ = _values(classes)
+    return in_order((one.source, one.target) for _, _, one in _transfers(plan, sends))
 
 
 def _transfers(plan: Plan, sends: Sent) -> Iterator[tuple[int, str, Transfer]]:

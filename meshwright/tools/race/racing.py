@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.ir.comm.by_store import from_first, of_all
 from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.graph.graph import Fusion, Graph
 from meshwright.ir.plan.plan import Plan
@@ -24,7 +25,7 @@ from meshwright.runtime.job import stale
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compile import inputs_of
 from meshwright.runtime.job.handshake import check_world
-from meshwright.runtime.world.world import from_first, join, of_all, pick_device, take
+from meshwright.runtime.world.world import join, pick_device, take
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.standing import Heat, RaceStanding
 

@@ -10,27 +10,38 @@ from benchmarks.attack.schedules import (
     STEPS,
     TRACED,
     Traced,
+    crossings,
+    distinct,
     pipeline,
     pipelines,
     train_all,
+    train_crossings,
     train_traced,
 )
-from meshwright.planner.problem.schedule_tools import make_schedule
+from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule
 from meshwright.runtime.job.job import Job
 from meshwright.testing.handmade import batches, make_job
 from meshwright.testing.nccl_rule import run_under_rule
 from meshwright.testing.spawn import RankFailed
 
-TWINS = ("dapple_pa", "last_no", "one_f_one_b", "solver (1.0", "gpipe (2", "zero_bubble (1")
-
 
 def test_every_schedule_ends_under_the_rule() -> None:
-    """On three ranks, one to a stage or unequal ones, with a shared weight; some schedules only
-    differ in names here."""
-    found = [one for one in pipelines(3, 4) if not one.name.startswith(TWINS)]
-    assert {"gpipe 3", "dapple_pb (1, 2)", "zbv 3", "interleaved 3"} <= {one.name for one in found}
+    """On three ranks, one to a stage or unequal ones, with a shared weight: whatever files the
+    folder has, and what a solver makes."""
+    every = [*pipelines(3, 4)]
+    found = distinct(every)
+    names = {one.plan.schedule.name for one in every}
+    assert names == {*SCHEDULES, "synthesised"}, "each file has a table for three ranks"
+    assert {"zbv", "gpipe", "pre_recompute_1f1b"} <= {one.plan.schedule.name for one in found}
     for one, difference in zip(found, train_all(3, found), strict=True):
         assert difference <= 1e-9, one.name
+
+
+def test_stages_that_differ_in_tensor_parallelism_end_too() -> None:
+    found = [*crossings(4)]
+    assert {one.stages for one in found} >= {((1, 2), (2, 1)), ((2, 1), (1, 2))}
+    for one, difference in zip(found, train_crossings(found), strict=True):
+        assert difference.worst_of_both <= 1e-9, f"{one}: {difference}"
 
 
 @pytest.mark.parametrize("one", TRACED[:2], ids=str)
@@ -68,6 +79,36 @@ def _unreceived() -> None:
     else:
         dist.irecv(x, 0).wait()
         time.sleep(3.0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_is_asked_for_early_keeps_back_what_follows(groups: int) -> None:
+    """In one stream both ranks would first receive; so pipelines have a group per direction."""
+    if groups == 2:
+        assert run_under_rule(2, _asks_early, groups, patience_s=5.0) == [7.0, 1.0]
+        return
+    with pytest.raises(RankFailed, match=r"rank . has 'recv 0 1 .*' where rank . has 'recv 0 1"):
+        run_under_rule(2, _asks_early, groups, patience_s=1.0)
+
+
+def _asks_early(groups: int) -> float:
+    """Rank 0 asks for what rank 1 only makes of what rank 0 sends after that."""
+    rank = dist.get_rank()
+    up, *more = [dist.new_group() for _ in range(groups)]
+    down = more[0] if more else up
+    for group, source in ((up, 0), (down, 1)):  # the communicators are there
+        act = dist.isend if rank == source else dist.irecv
+        act(torch.ones(1), 1 - rank, group=group).wait()  # type: ignore[union-attr]
+    x = torch.ones(1)
+    if rank == 0:
+        asked = torch.zeros(1)
+        arriving = dist.irecv(asked, 1, group=down)
+        dist.isend(x, 1, group=up).wait()  # type: ignore[union-attr]
+        arriving.wait()  # type: ignore[union-attr]
+        return float(asked)
+    dist.irecv(x, 0, group=up).wait()  # type: ignore[union-attr]
+    dist.isend(7 * x, 0, group=down).wait()  # type: ignore[union-attr]
+    return float(x)
 
 
 def test_messages_of_a_pair_keep_their_order() -> None:

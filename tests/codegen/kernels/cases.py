@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,12 +105,15 @@ class Found:
     """Of each result, then of each gradient."""
 
 
-def check(kernel: str) -> Iterator[Found]:
-    """All cases in all dtypes, forward and backward."""
+def check(
+    kernel: str, cases: Sequence[tuple[Any, ...]] | None = None, dtypes: Sequence[str] = (*DTYPES,)
+) -> Iterator[Found]:
+    """Cases (default: all of the kernel) in all dtypes, forward and backward, on the device that
+    torch makes tensors on."""
     operator, reference = OPERATORS[kernel]
     torch.manual_seed(0)
-    for index, case in enumerate(CASES[kernel]()):
-        for dtype in DTYPES:
+    for index, case in enumerate(CASES[kernel]() if cases is None else cases):
+        for dtype in dtypes:
             given = [_as(value, getattr(torch, dtype)) for value in case]
             exact = [_as(value, torch.float64) for value in given]
             found = _run(operator, given)

@@ -47,13 +47,13 @@ def _difference(shapes: tuple[tuple[int, ...], ...], source: str, flat: str, sca
     rows = bucket.table([x.numel() for x in tensors], chunks, RANKS)
     # What lies there before is overwritten, room that nothing fills too.
     made = bucket.pack(given, rows, chunks, RANKS, scale, getattr(torch, flat))
-    wanted = torch.zeros(RANKS, sum(chunks), dtype=torch.float64)
+    wanted = torch.zeros(RANKS, sum(chunks), dtype=torch.float64, device="cpu")
     before = 0
     for x, chunk in zip(given, chunks, strict=True):
         for i, value in enumerate([] if x is None else x.reshape(-1).tolist()):
             wanted[i // chunk, before + i % chunk] = value * scale
         before += chunk
-    worst = _apart(made, wanted.to(made.dtype))
+    worst = _apart(made, wanted.to(made))
     back = [torch.full(x.shape, 9.0, dtype=x.dtype) for x in tensors]
     full = bucket.packed(tensors, torch.zeros(RANKS, sum(chunks), dtype=made.dtype), chunks)
     bucket.unpack(full, back, rows, chunks)

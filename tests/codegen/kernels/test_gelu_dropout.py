@@ -28,7 +28,11 @@ P = 0.25
 def _case(index: int, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     shape, dim, outer, per_sample = LAYOUTS[index]
     generator = torch.Generator().manual_seed(index)
-    x, bias = (torch.randn(s, generator=generator).to(dtype) for s in (shape, shape[-1:]))
+    here = torch.get_default_device()
+    x, bias = (
+        torch.randn(s, generator=generator, device="cpu").to(here, dtype)
+        for s in (shape, shape[-1:])
+    )
     count = shape[dim] // (outer * per_sample) if dim >= 0 else 1
     seeds = [(1 << 62) + 1000 * i + index for i in range(count)]
     return x.requires_grad_(), bias.requires_grad_(), True, P, seeds, dim, outer, per_sample

@@ -470,6 +470,7 @@ def test_presets_are_complete(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [("a100-80", 240, 290), ("h100-sxm", 720, 830), ("h200", 720, 830), ("b200", 1400, 1750),
+     ("gb200", 1500, 1850), ("h20", 130, 145), ("a10g", 45, 60),
      ("v100-16", 84, 104), ("rtx4090", 150, 175), ("t4", 25, 45), ("l4", 60, 75)],
 )  # fmt: skip
 def test_large_products_reach_what_is_measured(name: str, low: float, high: float) -> None:

@@ -12,7 +12,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.runtime.messages.mailbox import Mailbox
-from meshwright.runtime.messages.messages import plan_messages
+from meshwright.runtime.messages.messages import pairs_of, plan_messages
 from meshwright.runtime.messages.ordering import Act, doings, standstill
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.step.executor import Executor, RankProgress
@@ -124,9 +124,8 @@ def test_executor_and_mailbox_do_what_is_looked_at(
             for p in programs
         }
         recorder = Recorder(device)
-        mailbox = Mailbox(
-            rank, messages, programs, samples, Groups({}, None, None), device, recorder
-        )
+        groups = Groups({}, dict.fromkeys(pairs_of(one.plan, programs, rank), None))
+        mailbox = Mailbox(rank, messages, programs, samples, groups, device, recorder)
         stages: Any = {p.index: _Stage(p) for p in programs}
         offsets = dict.fromkeys(stages, 0)
         Executor(row, stages, mailbox, offsets, 6, RankProgress(), recorder).run(lambda s, m: {})

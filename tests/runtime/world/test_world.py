@@ -73,9 +73,9 @@ def test_a_plan_keeps_the_kind_of_its_devices() -> None:
     ("asked", "gpus", "own", "backend"),
     [
         (None, 0, "", "gloo"),
-        (None, 1, "", "cpu:gloo,cuda:nccl"),
+        (None, 1, "", "nccl"),
         ("cpu", 1, "", "gloo"),
-        ("cuda", 1, "", "cpu:gloo,cuda:nccl"),
+        ("cuda", 1, "", "nccl"),
         (None, 1, "gloo", "gloo"),
     ],
 )

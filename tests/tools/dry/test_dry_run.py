@@ -1,10 +1,13 @@
 """Dry runs: hundreds of ranks in one process, and the same bytes as a run that happened."""
 
+import re
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 import meshwright as mw
 from meshwright.ir.errors import MismatchError
@@ -17,6 +20,7 @@ from meshwright.tools.dry import run
 from meshwright.tools.dry.classes import rank_classes
 from meshwright.tools.dry.run import dry_run
 from meshwright.tools.dry.shorten import shortened
+from meshwright.tools.dry.show import show
 from meshwright.tools.dry.transfers import check_transfers
 from tests.integrations.setting import model
 from tests.planner.problems import traced
@@ -52,6 +56,13 @@ def test_256_ranks_in_one_process():
     assert done.world_size == 256 and not [f for f in done.findings if f.severity == "error"]
     assert len(done.ranks) <= 8, "equal ranks are stepped once"
     assert done.seconds < 60
+    # Lines of four axes, both ways to one neighbour, a shared weight, and all ranks.
+    assert (done.start.world_size, done.start.rank_groups) == (256, 8)
+    console = Console(file=StringIO(), width=200)
+    show(done, console)
+    assert re.search(r"at start [\d,]+ groups, 8 of a rank at most; \d+ sockets of a rank at most "
+                     r"\(rank \d+\), 769 of the job's store; [\d,]+ operations of the store; "
+                     r"about \d+\.\d s \(estimate\)", console.file.getvalue())  # fmt: skip
     assert all(rank.memory.peak_bytes > rank.memory.parameters_bytes > 0 for rank in done.ranks)
 
 

@@ -1,0 +1,168 @@
+"""What a software stack's memory holds beside what a plan says."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.memory.stack_bytes import SteppedGroup, late_bytes, stack_bytes
+from meshwright.forms.sync import exchange
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import model_mesh
+from meshwright.ir.plan.predicted import RankMemory
+from meshwright.ir.stack_memory import LateFrees, StackMemory
+from meshwright.ir.styles import style
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+
+CLUSTER = Cluster.preset("h100-sxm", num_nodes=1)
+TRAINED = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    config = LlamaConfig(
+        num_hidden_layers=4, hidden_size=1024, intermediate_size=2816, num_attention_heads=8,
+        num_key_value_heads=8, vocab_size=32000, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    ids = torch.zeros(2, 64, dtype=torch.int64)
+    return trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=32, precision="bf16")
+
+
+def memory(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph, habits: StackMemory, *pins: str, **layout: Any
+) -> RankMemory:
+    """Of the fullest rank, as a stack with these habits runs a layout."""
+    problem = make_problem(graph, CLUSTER, constraints=("sync=zero", *pins), precision="bf16")
+    plan = build_plan(problem, uniform_choice(problem, **layout), predict=False)
+    with monkeypatch.context() as patch:
+        stack = replace(style(""), memory=habits)
+        patch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
+        tables = CostTables(graph, CLUSTER, plan.precision)
+        stages = estimate_all(graph, CLUSTER, plan, tables).prediction.stages
+    return max([stage.memory for stage in stages], key=lambda found: found.total_bytes)
+
+
+NONE = StackMemory()
+
+
+def test_what_is_reserved_beyond_is_a_share_of_all(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=1)
+    more = memory(monkeypatch, graph, StackMemory(reserved=0.1), dp_shard=8, zero=1)
+    allocated = plain.total_bytes - plain.process_bytes - plain.fragmentation_bytes
+    assert more.total_bytes - plain.total_bytes == pytest.approx(0.1 * allocated, abs=2)
+
+
+def test_gradients_that_stay_are_all_there_at_once(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    layout = {"dp_shard": 8, "zero": 1, "num_microbatches": 4}
+    plain = memory(monkeypatch, graph, NONE, **layout)
+    held = memory(monkeypatch, graph, StackMemory(holds_gradients=True), **layout)
+    # At its peak the backward has made at least those of the head, in half precision.
+    head = 32000 * 1024 * 2
+    assert head <= held.total_bytes - plain.total_bytes < plain.gradients_bytes / 2
+
+
+def test_steps_take_what_ranks_step() -> None:
+    whole, part = (
+        SteppedGroup(exchange("zero0", 4), TRAINED, 1 << 16),
+        SteppedGroup(exchange("zero1", 4), TRAINED, 1 << 16),
+    )
+    flat = StackMemory(stepping=2.0, stepping_flat=0.5, norms=1.0, stepping_bytes=100)
+    assert stack_bytes(flat, [whole], 4, 4).stepping == 2.5 * TRAINED + (1 << 16) + 100
+    assert stack_bytes(flat, [part], 4, 4).stepping == 2.5 * TRAINED / 4 + (1 << 16) + 100
+    sharded = SteppedGroup(exchange("zero3", 4), TRAINED, 1 << 16)
+    assert stack_bytes(flat, [sharded], 4, 4).stepping == 2.0 * TRAINED / 4 + (1 << 16) + 100
+    apart = stack_bytes(replace(flat, stepping_apart=True), [part], 4, 4)
+    assert (apart.stepping, apart.apart) == (0, stack_bytes(flat, [part], 4, 4).stepping)
+
+
+def test_buckets_and_gathers_are_of_the_forms_that_have_them() -> None:
+    habits = StackMemory(bucket_copies=0.5, gathers=(1.0, 0.5), gathers_flat=0.25)
+    for form, ranks, always, stepping, apart in (
+        ("zero0", 4, 0.5, 0.0, 0.0), ("zero0", 1, 0.0, 0.0, 0.0),
+        ("zero1", 4, 0.0, 1.125, 0.25), ("zero3", 4, 0.0, 0.0, 0.0),
+    ):  # fmt: skip
+        group = SteppedGroup(exchange(form, ranks), TRAINED, 1)
+        found = stack_bytes(habits, [group], ranks, ranks)
+        assert found == (always * TRAINED, stepping * TRAINED, apart * TRAINED)
+
+
+def test_what_is_reserved_apart_is_given_back_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    room = CLUSTER.device_types[0].memory_bytes
+    plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=1)
+    apart = StackMemory(stepping=16.0, stepping_bytes=2**40, stepping_apart=True)
+    assert memory(monkeypatch, graph, apart, dp_shard=8, zero=1).total_bytes == room
+    needed = StackMemory(stepping_bytes=2**40)
+    assert (
+        memory(monkeypatch, graph, needed, dp_shard=8, zero=1).total_bytes
+        > room
+        > (plain.total_bytes)
+    )
+
+
+@dataclass(frozen=True)
+class Sending:
+    forward_s: float = 1.0
+    behind_s: float = 0.5
+    scattered_bytes: int = 100
+
+
+FREES = LateFrees(ahead_forward=10.0, ahead_backward=5.0)
+
+
+def test_values_are_late_by_what_the_cpu_is_ahead() -> None:
+    few, many = [Sending()] * 4, [Sending()] * 40
+    assert late_bytes(None, few, 1, 8) == 0 == late_bytes(FREES, [], 1, 8)
+    assert late_bytes(FREES, few, 1, 1) == 100 * 4 * 0.5
+    assert late_bytes(FREES, few, 1, 8) == 100 * (4 + 3)  # and the queue's rest of the backward
+    assert late_bytes(FREES, many, 1, 8) == 100 * 10 == late_bytes(FREES, many, 4, 8)
+    assert late_bytes(FREES, few, 2, 8) == 100 * 8
+    level = [Sending(behind_s=0.0)] * 4
+    assert late_bytes(FREES, level, 2, 8) == 0 and late_bytes(FREES, level, 3, 8) == 100 * 4
+    in_step = replace(FREES, in_step=True)
+    assert late_bytes(in_step, level, 1, 8) == 0 < late_bytes(in_step, few, 1, 8)
+
+
+def test_collectives_in_place_have_no_flat_tensors(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    lean = StackMemory(in_place=True)
+    for level, saves in ((1, 0), (2, 0), (3, 32000 * 1024)):
+        plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=level)
+        found = memory(monkeypatch, graph, lean, dp_shard=8, zero=level)
+        assert plain.total_bytes - found.total_bytes >= saves
+        assert found.communication_bytes < max(1, plain.communication_bytes)
+
+
+def test_state_is_split_over_context_ranks_too(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph
+) -> None:
+    over = StackMemory(split_over=("cp",))
+    layout: dict[str, Any] = {"model": model_mesh({"cp": 2}), "dp_shard": 4, "zero": 1}
+    plain = memory(monkeypatch, graph, NONE, **layout)
+    split = memory(monkeypatch, graph, over, **layout)
+    assert split.optimizer_bytes == pytest.approx(plain.optimizer_bytes / 2, rel=1e-6)
+    same: dict[str, Any] = {"tp": 2, "dp_shard": 4, "zero": 1}
+    assert memory(monkeypatch, graph, over, **same) == memory(monkeypatch, graph, NONE, **same)
+
+
+def test_shares_are_checked() -> None:
+    with pytest.raises(PlanError, match="from 0 to 16"):
+        StackMemory(stepping=17.0)
+    with pytest.raises(PlanError, match="from 0 to 16"):
+        StackMemory(reserved=-0.1)
