@@ -266,15 +266,10 @@ class StageMemory:
         own = moving = 0
         for group in self.groups:
             own += self._of_trained(group, group.exchange.left)
-<<<<<<< HEAD
-            wholes, parts = group.exchange.moving_at_end
+            wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
             sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
             at_once = group.exchange.published_at_once * max(sizes, default=0)
             largest = min(at_once, sum(sizes))
-=======
-            wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
-            largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
->>>>>>> main
             part = self._part(group.exchange, largest)
             moving = max(moving, ceil(wholes * largest + parts * part))
         if self.habits.in_place or not any(
