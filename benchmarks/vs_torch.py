@@ -1,9 +1,13 @@
 """Tokens per second of `job.step` against DDP, FSDP2 and torch.distributed.pipelining.
 
-Same model (the demo's GPT-2, untied), same layout, same processes, steps taken in turn
-(ours, theirs, ours, ...), so that a drifting machine hits both. Prints the median ratio of pairs.
+The same model (the demo's GPT-2, untied), layout, processes and fused AdamW; steps are taken in
+turn (ours, theirs, ours, ...), so that a drifting machine hits both, and all losses must be equal.
+Printed are the medians of the ratios of pairs, theirs by ours: by the clock, and by the processor
+time of all ranks together, which what else runs on the machine changes less.
 
-    python benchmarks/vs_torch.py [--ranks 2] [--pairs 12]
+    python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--device cuda]
+
+The device is the GPU if this machine has one; there NCCL takes the place of Gloo.
 """
 
 import argparse
@@ -12,39 +16,51 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.planner.search.search import search
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 
-BATCH, SEQUENCE, MICROBATCHES, LR = 8, 256, 4, 1e-4
+BATCH, SEQUENCE, MICROBATCHES, LR, LAYERS = 8, 64, 4, 1e-4, 8
+ROUNDING = 1e-3
+"""How far losses of the two may lie apart, as a share: steps of Adam magnify rounding."""
+WARM = 2
+"""Pairs that count nowhere: both make their states."""
+Step = Callable[[Tensor], Tensor]
+"""Takes a step on the whole batch; returns the loss, the same on every rank."""
 
 
 def build() -> GPT2LMHeadModel:
+    """The same weights every time."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=256, n_positions=SEQUENCE, n_embd=320, n_layer=8, n_head=8,
+        vocab_size=256, n_positions=SEQUENCE, n_embd=320, n_layer=LAYERS, n_head=8,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        bos_token_id=0, eos_token_id=0, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0, tie_word_embeddings=False, loss_type="ForCausalLM",
     )  # fmt: skip
     return GPT2LMHeadModel(config).train()
 
 
-class Half(nn.Module):
-    """Half of the GPT-2, split by hand for torch's pipeline."""
+class StageOfGPT2(nn.Module):
+    """An equal share of the layers of GPT-2, split by hand for torch's pipeline."""
 
     def __init__(self, model: GPT2LMHeadModel, stage: int, stages: int):
         super().__init__()
-        per = len(model.transformer.h) // stages
+        per = LAYERS // stages
         self.blocks = nn.ModuleList(model.transformer.h[stage * per : (stage + 1) * per])
         self.first, self.last = stage == 0, stage == stages - 1
         if self.first:
@@ -52,119 +68,164 @@ class Half(nn.Module):
         if self.last:
             self.ln_f, self.head = model.transformer.ln_f, model.lm_head
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.first:
-            x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+            x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x
         return self.head(self.ln_f(x)) if self.last else x
 
 
-def shifted_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """As GPT2LMHeadModel has it."""
     flat = logits[:, :-1].reshape(-1, logits.shape[-1])
     return nn.functional.cross_entropy(flat, labels[:, 1:].reshape(-1))
 
 
-def torch_dp(world: int, rank: int, *, shard: bool):
-    model = build()
+def torch_dp(device: torch.device, *, shard: bool) -> Step:
+    """DDP, or FSDP2."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    model = build().to(device)
     if shard:
+        mesh = init_device_mesh(device.type, (world,))
         for block in model.transformer.h:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     wrapped = model if shard else DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
-    def step(ids: torch.Tensor) -> None:
+    def step(ids: Tensor) -> Tensor:
         local = ids.chunk(world)[rank]
-        wrapped(input_ids=local, labels=local).loss.backward()
+        loss = wrapped(input_ids=local, labels=local).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        mean = loss.detach() / world
+        dist.all_reduce(mean)
+        return mean
 
     return step
 
 
-def torch_pipeline(world: int, rank: int):
-    module = Half(build(), rank, world)
-    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+def torch_pipeline(device: torch.device) -> Step:
+    """1F1B of torch.distributed.pipelining."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    module = StageOfGPT2(build(), rank, world).to(device)
+    stage = PipelineStage(module, rank, world, device)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=shifted_loss)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR, fused=True)
 
-    def step(ids: torch.Tensor) -> None:
+    def step(ids: Tensor) -> Tensor:
+        losses: list[Tensor] = []
         if rank == 0:
             schedule.step(ids)
         elif rank == world - 1:
-            schedule.step(target=ids, losses=[])
+            schedule.step(target=ids, losses=losses)
         else:
             schedule.step()
         optimizer.step()
         optimizer.zero_grad()
+        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+        dist.all_reduce(mean)
+        return mean
 
     return step
 
 
-def ours(world: int, constraints: tuple[str, ...]):
+def ours(device: torch.device, **choice: Any) -> Step:
+    """A job under the plan of these meshes."""
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
-    plan = search(
-        build(), Cluster.local(world), global_batch_size=BATCH, precision="fp32",
-        example_inputs={"input_ids": ids, "labels": ids}, constraints=constraints, progress=False,
-    )  # fmt: skip
-    job = compile_job(build(), plan, optimizer="adamw", lr=LR)
-
-    def step(ids: torch.Tensor) -> None:
-        job.step({"input_ids": ids, "labels": ids})
-
-    return step
+    graph = trace(build(), {"input_ids": ids, "labels": ids})
+    cluster = Cluster.detect() if device.type == "cuda" else Cluster.local(dist.get_world_size())
+    problem = make_problem(graph, cluster, precision="fp32", optimizer="adamw")
+    plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
+    job = compile_job(
+        build(), plan, graph=graph, optimizer="adamw", lr=LR, device=device, check=False
+    )
+    return lambda ids: job.step({"input_ids": ids, "labels": ids})
 
 
-def seconds(step, ids: torch.Tensor) -> float:
+class Took(NamedTuple):
+    """One step."""
+
+    clock_s: float
+    processor_s: float
+    """Of all ranks together."""
+    loss: float
+
+
+def timed(step: Step, ids: Tensor) -> Took:
+    """Every rank calls it; all have the same clock within a barrier."""
     dist.barrier()
-    start = time.perf_counter()
-    step(ids)
+    start, busy = time.perf_counter(), time.process_time()
+    loss = step(ids)
+    if ids.is_cuda:
+        torch.cuda.synchronize()
+    processor = torch.tensor(time.process_time() - busy, device=ids.device)
     dist.barrier()
-    return time.perf_counter() - start
+    clock_s = time.perf_counter() - start
+    dist.all_reduce(processor)
+    return Took(clock_s, float(processor), float(loss))
 
 
-def compare(name: str, mine, theirs, pairs: int) -> None:
+def compare(name: str, mine: Step, theirs: Step, pairs: int, device: torch.device) -> None:
+    """Prints a line on rank 0; ValueError if two losses differ."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 256, (BATCH, SEQUENCE), generator=generator)
-    for _ in range(2):
-        seconds(mine, ids), seconds(theirs, ids)
-    rows = [(seconds(mine, ids), seconds(theirs, ids)) for _ in range(pairs)]
+    rows = []
+    for number in range(WARM + pairs):
+        ids = torch.randint(0, 256, (BATCH, SEQUENCE), generator=generator).to(device)
+        a, b = timed(mine, ids), timed(theirs, ids)
+        if abs(a.loss - b.loss) > ROUNDING * abs(b.loss):
+            raise ValueError(f"{name}, step {number}: our loss is {a.loss}, torch's {b.loss}")
+        rows.append((a, b))
+    del rows[:WARM]
     if dist.get_rank() == 0:
-        mine_s, theirs_s = (statistics.median(column) for column in zip(*rows, strict=True))
-        ratio = statistics.median(b / a for a, b in rows)
         tokens = BATCH * SEQUENCE
+        mine_s, theirs_s = (statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True))
+        clock = statistics.median(b.clock_s / a.clock_s for a, b in rows)
+        busy = statistics.median(b.processor_s / a.processor_s for a, b in rows)
         print(
-            f"{name:22s} meshwright {tokens / mine_s:7.0f} tokens/s   "
-            f"torch {tokens / theirs_s:7.0f} tokens/s   ratio {ratio:.3f}",
+            f"{dist.get_world_size()} ranks  {name:22s} meshwright {tokens / mine_s:7.0f} tokens/s"
+            f"   torch {tokens / theirs_s:7.0f} tokens/s   ratio {clock:.3f}"
+            f"   of processor time {busy:.3f}",
             flush=True,
         )
 
 
-def worker(pairs: int) -> None:
+def worker(pairs: int, kind: str) -> None:
+    """What each rank does."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    world, rank = dist.get_world_size(), dist.get_rank()
-    pins = ("tp=1", "recompute=none")
-    dp = (*pins, "pp=1", "num_microbatches=1")
-    ddp = (*dp, f"dp_replicate={world}", "dp_shard=1", "zero=0")
-    fsdp = (*dp, f"dp_shard={world}", "zero=3")
-    pipe = (*pins, f"pp={world}", f"num_microbatches={MICROBATCHES}", "schedule=one_f_one_b")
-    compare("DDP", ours(world, ddp), torch_dp(world, rank, shard=False), pairs)
-    compare("FSDP2", ours(world, fsdp), torch_dp(world, rank, shard=True), pairs)
-    compare("torch pipelining 1F1B", ours(world, pipe), torch_pipeline(world, rank), pairs)
+    local = int(os.environ["LOCAL_RANK"])
+    device = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    world = dist.get_world_size()
+    each = LAYERS // world
+    cuts = [1 + each * stage for stage in range(1, world)]  # block 0 is the embedding
+    pipe = {"pp": world, "num_microbatches": MICROBATCHES, "cuts": cuts}
+    pairs_of = {
+        "DDP": (ours(device, dp_replicate=world), torch_dp(device, shard=False)),
+        "FSDP2": (ours(device, dp_shard=world, zero=3), torch_dp(device, shard=True)),
+        "torch pipelining 1F1B": (ours(device, **pipe), torch_pipeline(device)),
+    }
+    for name, (mine, theirs) in pairs_of.items():
+        compare(name, mine, theirs, pairs, device)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        worker(options.pairs)
+        worker(options.pairs, options.device)
     else:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launch += ["--nproc-per-node", str(options.ranks), str(Path(__file__)), *sys.argv[1:]]
-        raise SystemExit(subprocess.run(launch).returncode)
+        for ranks in options.ranks:
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            launch += ["--nproc-per-node", str(ranks), str(Path(__file__)), *sys.argv[1:]]
+            if code := subprocess.run(launch).returncode:
+                raise SystemExit(code)

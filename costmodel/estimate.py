@@ -14,7 +14,7 @@ from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.overheads import TALKING
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.simulate.simulate import StageTimes
-from meshwright.costmodel.simulate.step import Ending, StepTimes, by_stage, slowed, take_step
+from meshwright.costmodel.simulate.step import Ending, StepTimes, by_stage, in_turn, slowed, take_step
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.costmodel.stage.early_recompute import early_models
 from meshwright.costmodel.stage.late import lagging_s, unhidden_s
@@ -127,7 +127,7 @@ def _ending(
         tied_s=sum(tied_s),
         optimizer_s=sum(model.optimizer.seconds for model in models) * slow,
         # Processes that share cores hide nothing from each other.
-        publish=slowed((*publish, *hidden) if slow > 1.0 else publish, slow),
+        publish=slowed((*in_turn(publish), *hidden) if slow > 1.0 else publish, slow),
         overlap=models[0].sync.overlap,
         clip_s=0.0 if norm_s is None else norm_s + sum(m.clip_s for m in models) * slow,
     )

@@ -323,6 +323,16 @@ def backward_hooks_of_all() -> list[Any]:
     return [*every._global_backward_hooks.values(), *every._global_backward_pre_hooks.values()]
 
 
+def run_backward(roots: Sequence[Any], gradients: Sequence[Tensor]) -> None:
+    """As `torch.autograd.backward`, without its check in Python of what the engine checks again:
+    shape, dtype and device of each root's gradient. It takes as long as four operators."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True,
+        accumulate_grad=True,
+    )  # fmt: skip
+
+
 ENGINE = (torch.autograd, "_engine_run_backward")
 """What every backward in Python goes through."""
 

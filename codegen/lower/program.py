@@ -66,7 +66,9 @@ class Call:
         """Runs the block on its params and inputs. Checkpoint this, not the module: it says which
         block it is, on which the dropout masks depend."""
         comm.block = self.block
-        outputs: tuple[Tensor, ...] = (self.code.halves or self.code.module)(comm, *tensors)
+        # Not the module itself: that would look for hooks, which nobody sets.
+        function = self.code.halves or self.code.module.forward
+        outputs: tuple[Tensor, ...] = function(comm, *tensors)
         return outputs
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.passes.segments import Phase, Phases
+from meshwright.ir.torch_private import run_backward
 
 Turns = Iterator[None]
 """Yields where a collective has begun."""
@@ -181,7 +182,7 @@ class HalvesRun:
 def _run_backward(made: Sequence[tuple[Tensor, Tensor]]) -> None:
     pairs = [(result, leaf.grad) for result, leaf in made if leaf.grad is not None]
     if pairs:
-        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+        run_backward([x for x, _ in pairs], [g for _, g in pairs])
 
 
 class _Piped(torch.autograd.Function):

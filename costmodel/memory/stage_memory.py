@@ -267,7 +267,9 @@ class StageMemory:
         for group in self.groups:
             own += self._of_trained(group, group.exchange.left)
             wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
-            largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
+            sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
+            at_once = group.exchange.published_at_once * max(sizes, default=0)
+            largest = min(at_once, sum(sizes))
             part = self._part(group.exchange, largest)
             moving = max(moving, ceil(wholes * largest + parts * part))
         if self.habits.in_place or not any(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.simulate.timeline import Timeline
-from meshwright.costmodel.stage.program import Do, Overlap, Step, aged, play
+from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, aged, play
 from meshwright.ir.plan.schedule import Schedule
 
 _CLOSE = 1e-3
@@ -123,7 +123,7 @@ def _end(timeline: Timeline, endings: Sequence[Ending], meeting_s: float) -> tup
         left = aged(timeline.ran.channels[rank], met_s - timeline.row_end_s[rank])
         ready.append(play(ending.finish, left, ending.overlap)[0])
     return tuple(
-        Ended(gradients, ending.optimizer_s, play(ending.publish)[0])
+        Ended(gradients, ending.optimizer_s, play(ending.publish, IDLE, ending.overlap)[0])
         for gradients, ending in zip(_clipped(_tied(ready, endings), endings), endings, strict=True)
     )
 
@@ -148,6 +148,12 @@ def slowed(steps: Sequence[Step], factor: float) -> tuple[Step, ...]:
     if factor == 1.0:
         return tuple(steps)
     return tuple(s._replace(seconds=s.seconds * factor) if s.do == Do.RUN else s for s in steps)
+
+
+def in_turn(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps where nothing that is under way hides anything: it is waited for at once."""
+    own = [step for step in steps if step.do in (Do.RUN, Do.TALK, Do.START)]
+    return tuple(s._replace(do=Do.TALK) if s.do is Do.START else s for s in own)
 
 
 def by_stage(schedule_owner: Sequence[int]) -> Mapping[int, list[int]]:

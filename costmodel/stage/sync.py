@@ -330,7 +330,8 @@ class Sync:
         """From the optimizer's step to the next forward; for what goes under it see `late`."""
         if self.host.brings_s:
             yield run(self.host.brings_s, "gather")
-        for group in self.groups:
+        for number, group in enumerate(self.groups):
+            yield from self._published_ahead(group, number)
             known: dict[tuple[int, int], list[Step]] = {}
             for bucket in group.buckets:
                 key = bucket.nbytes, bucket.tensors
@@ -338,6 +339,24 @@ class Sync:
                     known[key] = self._published(group, bucket)
                 yield from known[key]
         yield from self._together([group.exchange.published for group in self.groups], "gather")
+
+    def _packed(self, send: Send, bucket: Bucket) -> Iterator[Step]:
+        """What is published becomes one flat tensor."""
+        if send.packs:
+            own = bucket.nbytes / self.shard if send.packs == "part" else bucket.nbytes
+            pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
+            packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
+            yield run(packing_s, "gather")
+
+    def _unpacked(self, send: Send, bucket: Bucket) -> Iterator[Step]:
+        """What has come goes to whole tensors."""
+        if send.unpacks:
+            pieces_s = self.piece_s * bucket.tensors * self.shard
+            moved = UNPACKED * send.times * bucket.nbytes
+            yield run(self.copy_s(moved) + pieces_s, "gather")
+
+    def _part_of(self, send: Send, bucket: Bucket) -> float:
+        return bucket.nbytes / self.shard if send.of_part else bucket.nbytes
 
     def _together(self, sends: Sequence[Sequence[Send]], what: str) -> Iterator[Step]:
         """Messages that buckets of several groups of a form go in; `sends`: of each group."""
@@ -353,23 +372,27 @@ class Sync:
             if nbytes:
                 yield talk(self.collective_s(send.primitive, nbytes, self.levels(send.axis)), what)
 
+    def _published_ahead(self, group: FormGroup, number: int) -> Iterator[Step]:
+        """Buckets of which each is packed and sent while the one before it is under way. `number`:
+        of the group."""
+        for send in [s for s in group.exchange.published if s.ahead and not s.joint]:
+            landed: list[Step] = []
+            for index, bucket in enumerate(group.buckets):
+                job = -((number << 20) + index) - 3
+                yield from self._packed(send, bucket)
+                seconds = self.send_s(group, send, self._part_of(send, bucket))
+                yield Step(Do.START, seconds, job, "gather")
+                yield from landed
+                landed = [Step(Do.WAIT, 0.0, job, "gather"), *self._unpacked(send, bucket)]
+            yield from landed
+
     def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
-        """Of a bucket."""
-        n, found = bucket.nbytes, list[Step]()
-        for send in group.exchange.published:
-            if send.joint:
-                continue
-            if send.packs:
-                own = n / self.shard if send.packs == "part" else n
-                pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
-                packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
-                found.append(run(packing_s, "gather"))
-            sent = n / self.shard if send.of_part else n
-            found.append(talk(self.send_s(group, send, sent), "gather"))
-            if send.unpacks:
-                pieces_s = self.piece_s * bucket.tensors * self.shard
-                moved = UNPACKED * send.times * n
-                found.append(run(self.copy_s(moved) + pieces_s, "gather"))
+        """Of a bucket that goes alone."""
+        found = list[Step]()
+        for send in [s for s in group.exchange.published if not s.joint and not s.ahead]:
+            found += self._packed(send, bucket)
+            found.append(talk(self.send_s(group, send, self._part_of(send, bucket)), "gather"))
+            found += self._unpacked(send, bucket)
         for work in group.exchange.cleared:
             found += self.work((work,), bucket, work.what)
         return found

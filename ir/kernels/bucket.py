@@ -16,6 +16,7 @@ from torch.library import custom_op
 
 from meshwright.ir.aligned import count_of, lies_whole, run_of
 from meshwright.ir.launch import Build, element, jit, tl, way, wide
+from meshwright.ir.pinned import sent
 
 COLUMNS = 5
 """Of the table: tensor, its first element, how many, their place in the flat tensor, room there."""
@@ -150,9 +151,23 @@ def _unpack_shape(
 
 
 def addresses_of(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Where the tensors lie; 0 for one that is not there or has no elements."""
-    found = [0 if x is None else x.data_ptr() for x in tensors]
-    return torch.tensor(found, dtype=torch.int64).to(like.device, non_blocking=True)
+    """Where the tensors lie; 0 for one that is not there or has no elements. Torch gives gradients
+    the same memory step after step, so that most lists are on the device already."""
+    found = tuple([0 if x is None else x.data_ptr() for x in tensors])
+    key = like.device, found
+    known = _ADDRESSES.pop(key, None)
+    if known is None:
+        known = sent(torch.tensor(found, dtype=torch.int64), like.device)
+    _ADDRESSES[key] = known  # the newest last
+    if len(_ADDRESSES) > MOST_ADDRESSES:
+        del _ADDRESSES[next(iter(_ADDRESSES))]
+    return known
+
+
+MOST_ADDRESSES = 1024
+"""Lists that are kept on devices: a few for each bucket of a job."""
+_ADDRESSES: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}
+"""By device and addresses, the list on the device; that used longest ago first."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:

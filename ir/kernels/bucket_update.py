@@ -19,6 +19,7 @@ from torch.library import custom_op
 from meshwright.ir.aligned import count_of, lies_whole, run_of
 from meshwright.ir.kernels.bucket import addresses_of
 from meshwright.ir.launch import Build, element, held_dtype, jit, tl, way, wide
+from meshwright.ir.pinned import sent
 
 ADAM, SGD = 8, 6
 """How many numbers a step has."""
@@ -208,7 +209,7 @@ def adam_update(
         return
     where = [addresses_of(x, rows) for x in (params, grads, means, squares)]
     adam_kernel[(len(rows),)](
-        rows, *where, numbers.to(rows.device, non_blocking=True), factor,
+        rows, *where, sent(numbers, rows.device), factor,
         PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=PIECE,
         WIDE=wide(params[0].dtype), OVER=over,
     )  # fmt: skip
@@ -225,7 +226,7 @@ def sgd_update(
         return
     where = [addresses_of(x, rows) for x in (params, grads, buffers or params)]
     sgd_kernel[(len(rows),)](
-        rows, *where, numbers.to(rows.device, non_blocking=True), factor,
+        rows, *where, sent(numbers, rows.device), factor,
         PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=PIECE,
         WIDE=wide(params[0].dtype), HEAVY=bool(buffers), OVER=over,
     )  # fmt: skip

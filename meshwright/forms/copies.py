@@ -77,20 +77,20 @@ class CopiedRun(AroundRun):
         if call not in self._stale:
             return
         self._stale.discard(call)
+        copies, values = [], []
+        # No graph is alive that has kept them: a call's copies are cast before its first forward.
         with torch.no_grad():
             for copy, stepped in self._read[call]:
-                # `.data` has its own version counter: it does not look like a change.
-                now = stepped.whole.detach()
-                if copy.whole.shape == now.shape:
-                    copy.whole.data.copy_(now)
+                if copy.whole.shape == stepped.whole.shape:
+                    copies.append(copy.whole)
+                    values.append(stepped.whole)
                 else:  # the form has some rows only
-                    copy.whole.data = now.to(copy.whole.dtype)
+                    copy.whole.data = stepped.whole.detach().to(copy.whole.dtype)
+            if copies:
+                torch._foreach_copy_(copies, values)
 
     def after_backward(self, call: int, last: bool) -> None:
-        for copy, stepped in self._owned.get(call, ()):
-            if copy.whole.grad is not None:
-                add_gradient(stepped.whole, copy.whole.grad)
-                copy.whole.grad = None
+        add_gradients([(stepped.whole, copy.whole) for copy, stepped in self._owned.get(call, ())])
         super().after_backward(call, last)
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
@@ -106,9 +106,18 @@ class CopiedRun(AroundRun):
         self._stale |= self._calls
 
 
-def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    """Adds a gradient of a copy to that of what the optimizer steps, in its dtype."""
-    if parameter.grad is None:
-        parameter.grad = gradient.to(parameter.dtype)
-    else:
-        parameter.grad += gradient
+def add_gradients(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Adds gradients of copies to those of what the optimizer steps, in their dtype: pairs of a
+    parameter that is stepped and its copy, which has no gradient afterwards."""
+    sums, more = [], []
+    for parameter, copy in pairs:
+        gradient, copy.grad = copy.grad, None
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient.to(parameter.dtype)
+        else:
+            sums.append(parameter.grad)
+            more.append(gradient)
+    if sums:
+        torch._foreach_add_(sums, more)

@@ -163,6 +163,11 @@ class Exchange:
         return tuple([send for send in self._sends_at(Event.UPDATED) if not send.is_late])
 
     @cached_property
+    def published_at_once(self) -> int:
+        """Buckets under way at once after the optimizer's step."""
+        return 2 if any([send.ahead for send in self.published]) else 1
+
+    @cached_property
     def late(self) -> tuple[Send, ...]:
         """What goes under the next step's first forward."""
         return tuple([send for send in self.sends if send.is_late])

@@ -77,7 +77,8 @@ class Send:
     adds: bool = False
     """What has arrived is added to the sum over earlier micro-batches before the next one goes."""
     ahead: bool = False
-    """It may go while an earlier block runs (`Stage.prefetch`)."""
+    """It may go while an earlier block runs (`Stage.prefetch`); what goes when UPDATED, while the
+    bucket before it arrives and is unpacked."""
     lag: int = 0
     """Steps after its own in which `until` is: whole steps hide it."""
     every: int = 1

@@ -312,9 +312,15 @@ class ShardedOptimizer(ShardedGradients):
         self._summed.clear()
 
     def written(self) -> None:
+        """Two buckets are under way at once: one is packed and sent while the one before it arrives
+        and is unpacked."""
+        under_way: list[tuple[int, Tensor, Waitable]] = []
         for index in range(len(self._buckets)):
-            whole, work = self._gather(index)
-            self._land(index, whole, work)
+            under_way.append((index, *self._gather(index)))
+            if len(under_way) > 1:
+                self._land(*under_way.pop(0))
+        for one in under_way:
+            self._land(*one)
 
     def _gather(self, index: int) -> tuple[Tensor, Waitable]:
         """Starts to gather a bucket's parameters."""

@@ -99,8 +99,11 @@ class StageSync:
         for send in exchange.published:
             count, gather_s = self._buckets(whole, send)
             packed = {"": 0, "whole": PACKED, "part": PACKED / shard}[send.packs]
-            moved = UNPACKED * send.unpacks + packed
-            found = found + count * gather_s + self.copies_s(send.times * whole * moved)
+            copied_s = self.copies_s(send.times * whole * (UNPACKED * send.unpacks + packed))
+            if send.ahead and self.overheads.device.kind != "cpu":
+                # All but those of one bucket go beside gathers.
+                copied_s = np.maximum(copied_s / count, copied_s - (count - 1) * gather_s)
+            found = found + count * gather_s + copied_s
         for work in exchange.worked_last + exchange.worked_at_end + exchange.cleared:
             found = found + self.copies_s(work.moved * whole)
         return found

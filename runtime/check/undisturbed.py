@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.heap import give_back_freed_memory
-from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.step.planned_updates import members_of
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def _start_again(job: "Job") -> None:
     for stage in job.parts.stages.values():
         stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
     job.progress.at(0, "start", "idle")
-    job.stats = Stats()
+    job.records.forget()
 
 
 def give_back(job: "Job") -> None:

@@ -1,6 +1,5 @@
 """A job: what every rank of it calls to train."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +26,8 @@ from meshwright.runtime.job.stale import Guard
 from meshwright.runtime.job.unread import Unread
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.messages.messages import plan_messages
+from meshwright.runtime.record.closing import StepRecords
+from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.record.report import report
 from meshwright.runtime.record.resident import Residence, resident_bytes
@@ -35,7 +36,7 @@ from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
-from meshwright.runtime.step.finite import Policy, check_loss, check_norm
+from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_record
 from meshwright.runtime.step.loss_scale import LossScale, all_finite
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
@@ -83,7 +84,7 @@ class Job:
         self.state = TrainState()
         self.loss_scale = LossScale() if precision(plan.precision).scales_loss else None
         """Of a precision whose gradients vanish otherwise."""
-        self.stats = Stats()
+        self.records = StepRecords(late=device.type == "cuda")
         self.grad_norm: Tensor | None = None
         """Global norm at the last step; None unless gradients are clipped."""
         self.missing = set(parts.missing)
@@ -110,7 +111,6 @@ class Job:
         self._open_pairs()
         self.accumulated = 0
         """Batches whose gradients wait for the optimizer."""
-        self._spent_s = 0.0
         self.residence = residence or Residence(resident_bytes())
         self.residence.started()
 
@@ -121,8 +121,9 @@ class Job:
         """Trains on one global batch; the loss, the same on every rank.
 
         Every rank passes the whole batch, or with `sharded` its own part (see `shard`); so with
-        `next_batch`, that of the next call, which some forms of synchronisation work ahead with,
-        and with `later`, those that follow it, for stores that bring rows from farther ahead.
+        `next_batch`, that of the next call, which is sent to a GPU ahead and which some forms of
+        synchronisation work ahead with, and with `later`, those that follow it, for stores that
+        bring rows from farther ahead.
         """
         return self._step(batch, self._kind, sharded, next_batch, later)
 
@@ -172,7 +173,7 @@ class Job:
             loss = self.backward(
                 batch, sharded=sharded, last=True, next_batch=next_batch, later=later
             )
-            record.loss = loss
+            record.heard(loss)
             self._apply(1.0)
         return loss
 
@@ -185,7 +186,7 @@ class Job:
             loss = self.backward(
                 batch, sharded=sharded, last=False, next_batch=next_batch, later=later
             )
-            record.loss = loss
+            record.heard(loss)
         return loss
 
     def apply(self, gradient_scale: float = 1.0) -> None:
@@ -198,7 +199,7 @@ class Job:
     @property
     def _kind(self) -> StepKind:
         """Of a usual step."""
-        if not self.stats.taken:
+        if not self.records.any_taken:
             return "warm-up"
         return "timed" if self.retuning is None else self.retuning.kind
 
@@ -208,21 +209,32 @@ class Job:
         self._guard.started()
         record = self.recorder.record
         if record is None or not self.accumulated:
-            record, self._spent_s = self.recorder.begin(kind), 0.0
-        start = time.perf_counter()
+            record = self.recorder.begin(kind, self.state.step)
+        start = self.recorder.mark()
         yield record
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            check_loss(self, record.loss)
-            if not self.accumulated:
-                check_norm(self)
-        self._spent_s += time.perf_counter() - start
-        if not self.accumulated:
-            record.step_s, self.recorder.record = self._spent_s, None
-            record.close()
-            self.stats.add(record)
+        record.spans.append((start, self.recorder.mark()))
+        if self.accumulated:
+            return
+        if self.records.late and self.grad_norm is not None:
+            record.norm = LateNumber(self.grad_norm)
+        self.recorder.record = None
+        self.records.add(record)
+        # A size of buckets is tried on steps that the next one does not touch.
+        self._look_back(all_of_them=self.retuning is not None and not self.retuning.over)
+
+    def _look_back(self, *, all_of_them: bool) -> None:
+        """At steps that are over; every rank calls it. `all_of_them`: the last one, too, which the
+        device may still be at."""
+        for record in self.records.over(all_of_them=all_of_them):
+            if self.records.late:
+                check_record(self, record)
             if self.retuning is not None:
                 self.retuning.took(record)
+
+    @property
+    def stats(self) -> Stats:
+        """What the steps so far took; waits for the last one."""
+        return self.records.stats
 
     def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
@@ -286,6 +298,7 @@ class Job:
 
     def export(self, folder: str | Path) -> Path | None:
         """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
+        self.settle()
         with self.failures.guard():
             return export(self, Path(folder))
 
@@ -308,6 +321,7 @@ class Job:
         Until then, from the first step on, `job.model` refuses to run, to be saved or to be
         pickled, as it has the weights from before training.
         """
+        self.settle()
         with self.failures.guard():
             sync_to(self, self.model if model is None else model)
         if model is None or model is self.model:
@@ -315,8 +329,12 @@ class Job:
 
     def settle(self) -> None:
         """Completes the last step where the plan lets a part of it wait for the next one, as with
-        the form `dear`; every rank calls it. All methods that read parameters do: only what looks
-        into the job's own tensors needs it."""
+        the form `dear`, and looks at its loss where that comes late, as on GPUs; every rank calls
+        it. All methods that read parameters do: only what looks into the job's own tensors needs
+        it."""
+        self._look_back(all_of_them=True)
+        if self.user_groups is not None:
+            self.user_groups.check_ranks(all_of_them=True)
         if not self.parts.is_settled:
             with self.failures.guard():
                 self.parts.settle()
@@ -396,19 +414,25 @@ class Job:
                 stage.reduce_early = last and not self.accumulated
                 stage.loss_scale = self.loss_scale.value if self.loss_scale else 1.0
             loss = self._run(self._trainer, batch, sharded)
+            if next_batch is not None:
+                self._cutter.send_ahead(next_batch, sharded=sharded)
         self.accumulated += 1
-        if self.device.type == "cpu":
+        if not self.records.late:
             check_loss(self, loss)
         return loss
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether a form of this rank makes use of `next_batch`."""
+        """Whether this rank makes use of `next_batch`: to send it ahead, or for a form."""
+        return self._cutter.sends_ahead or self._forms_read_batches
+
+    @property
+    def _forms_read_batches(self) -> bool:
         return any(stage.sync.reads_batches for stage in self.parts.stages.values())
 
     def _samples(self, batch: Batch | None, sharded: bool) -> Samples | None:
         """What this rank reads of a batch, if a form of it asks."""
-        if batch is None or not self.reads_ahead:
+        if batch is None or not self._forms_read_batches:
             return None
         return flatten_batch(batch) if sharded else self._cutter.shard(batch)
 
@@ -445,7 +469,7 @@ class Job:
                 self.scale_gradients(gradient_scale / scale)
                 if self.loss_scale:
                     self.loss_scale.took(finite=True)
-        if self.device.type == "cpu":
+        if not self.records.late:
             check_norm(self)
         self.update()
         if self.user_groups is not None:

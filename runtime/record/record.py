@@ -18,6 +18,7 @@ from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.plan.schedule import Action
 from meshwright.ir.profile.measured import Phase, StepKind
 from meshwright.runtime.messages.messages import Message
+from meshwright.runtime.record.late import LateNumber
 
 Mark = float | torch.Event
 
@@ -60,8 +61,16 @@ class StepRecord:
     started_s: float
     """Seconds since 1970."""
     kind: StepKind
+    number: int = 0
+    """Of the step, as the job counts them."""
     step_s: float = 0.0
-    loss: Tensor | None = None
+    losses: list[LateNumber] = field(default_factory=list)
+    """Of each batch of the step."""
+    norm: LateNumber | None = None
+    """Of its gradients, where it is limited."""
+    spans: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """When the job was at it: what the user does between the batches of a step is not of it."""
+    is_closed: bool = False
     sections: list[Section] = field(default_factory=list)
     waits: list[Passed] = field(default_factory=list)
     sends: list[Passed] = field(default_factory=list)
@@ -71,9 +80,21 @@ class StepRecord:
     raw_sends: list[tuple[int, Message, int, Mark, Mark]] = field(default_factory=list)
     raw_collectives: list[tuple[int, What, Mark, Mark, Mark]] = field(default_factory=list)
 
+    @property
+    def loss(self) -> float | None:
+        """Of its last batch."""
+        return float(self.losses[-1]) if self.losses else None
+
+    def heard(self, loss: Tensor) -> None:
+        """The loss of a batch, which the host reads when it is there."""
+        self.losses.append(LateNumber(loss))
+
     def close(self) -> None:
-        """Turns marks into seconds; the device must have finished the step."""
+        """Turns marks into seconds; waits until the device has finished the step."""
         at = self._seconds
+        if self.spans and isinstance(end := self.spans[-1][1], torch.Event):
+            end.synchronize()
+        self.step_s = sum(at(b) - at(a) for a, b in self.spans)
         self.sections = [Section(name, at(a), at(b)) for name, a, b in self.raw_sections]
         self.waits = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_waits]
         self.sends = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_sends]
@@ -83,6 +104,8 @@ class StepRecord:
         ]
         for raw in (self.raw_sections, self.raw_waits, self.raw_sends, self.raw_collectives):
             raw.clear()
+        self.spans.clear()
+        self.is_closed = True
 
     def _since(self, mark: Mark) -> float:
         """When it began; what the step before began, when this one began."""
@@ -106,9 +129,9 @@ class Recorder:
         self.naming = False
         """A profiler watches: actions get their names in its trace."""
 
-    def begin(self, kind: StepKind) -> StepRecord:
+    def begin(self, kind: StepKind, number: int = 0) -> StepRecord:
         """A step begins now."""
-        self.record = StepRecord(self._now(), time.time(), kind)
+        self.record = StepRecord(self._now(), time.time(), kind, number)
         return self.record
 
     def mark(self) -> Mark:

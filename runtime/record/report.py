@@ -118,8 +118,7 @@ def _steps(stats: Stats) -> tuple[StepMeasured, ...]:
 
 
 def _loss(taken: Taken) -> float | None:
-    value = float("nan") if taken.loss is None else float(taken.loss)
-    return value if isfinite(value) else None
+    return taken.loss if taken.loss is not None and isfinite(taken.loss) else None
 
 
 def _actions(records: Sequence[StepRecord]) -> tuple[ActionMeasured, ...]:

@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from meshwright.ir.launch import TAKEN, Call
 from meshwright.ir.profile.measured import StepKind
 from meshwright.runtime.record.record import StepRecord
@@ -16,7 +14,7 @@ class Taken:
 
     kind: StepKind
     step_s: float
-    loss: Tensor | None
+    loss: float | None
 
 
 @dataclass(eq=False)

@@ -5,10 +5,9 @@ outputs of earlier blocks. So parameters can be gathered for one block at a time
 as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from meshwright.codegen.passes.halves import add
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError
+from meshwright.ir.torch_private import run_backward
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
 from meshwright.runtime.stage.split import WeightWork, backward_input
@@ -34,25 +34,20 @@ class BlockModule(nn.Module):
     def __init__(self, call: Call, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.call = call
-        self._attributes = []
-        for name in call.params:
+        self.tensors = [tensors[name] for name in call.params]
+        """Its parameters and buffers, in the order of the call."""
+        for name, tensor in zip(call.params, self.tensors, strict=True):
             attribute = name.replace(".", "_")
-            tensor = tensors[name]
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(attribute, tensor)
             else:
                 self.register_buffer(attribute, tensor)
-            self._attributes.append(attribute)
 
     def forward(
         self, comm: Comm, *inputs: Tensor, keeper: Keeper | None = None
     ) -> tuple[Tensor, ...]:
         run = self.call.run if keeper is None else keeper.run
-        return run(comm, *self.tensors(), *inputs)
-
-    def tensors(self) -> list[Tensor]:
-        """Its parameters and buffers, in the order of the call."""
-        return [getattr(self, attribute) for attribute in self._attributes]
+        return run(comm, *self.tensors, *inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +96,8 @@ class StageModule(nn.Module):
     ) -> None:
         super().__init__()
         self.program, self.comm, self.sync = program, comm, sync
-        self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
+        self._blocks = tuple(BlockModule(call, tensors) for call in program.calls)
+        self.blocks = nn.ModuleList(self._blocks)
         self._tensors = dict(tensors)
         self.autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _StageTape] = {}
@@ -119,6 +115,7 @@ class StageModule(nn.Module):
         }
         self._kept_names = read | self._relayed
         self._sent = {value.name for value in program.sends} | {program.loss}
+        self._received = {value.name for value in program.receives}
 
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
@@ -182,9 +179,9 @@ class StageModule(nn.Module):
         inputs = [env[name] for name in call.inputs]
         if keep and index in self._scripts and not tape.whole:
             tape.keepers[index] = Keeper(call, self._scripts[index], self._runs)
-        opened = self._opened(self.sync.before_forward, index, ahead)
+        opened = _Opened(self.sync.before_forward, self.sync.close, index, ahead)
         with opened, torch.set_grad_enabled(graph), self._casts():
-            outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
+            outputs = self._blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
         found = []
         for name, output in zip(call.outputs, outputs, strict=True):
             differs = output.requires_grad if graph else self._differs(index, inputs, output)
@@ -226,8 +223,7 @@ class StageModule(nn.Module):
     ) -> None:
         calls = [self.program.calls[index] for index in indices]
         links = [
-            ChainBlock(i, call, cast(BlockModule, self.blocks[i]).tensors(),
-                       self._runs_again(i, tape))
+            ChainBlock(i, call, self._blocks[i].tensors, self._runs_again(i, tape))
             for i, call in zip(indices, calls, strict=True)
         ]  # fmt: skip
         gate = self._gate(self.sync.before_forward, indices)
@@ -276,7 +272,7 @@ class StageModule(nn.Module):
 
     def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
         """Whether an output that was made without a graph will have a gradient."""
-        parameters = self.blocks[index].parameters()
+        parameters = self._blocks[index].parameters()
         differs = output.is_floating_point() or output.is_complex()
         return differs and any(x.requires_grad for x in (*inputs, *parameters))
 
@@ -315,7 +311,7 @@ class StageModule(nn.Module):
                     self._prepare(tape, order[position : position + 2])
                     edges, arriving = self._starts(index, tape, gradients)
                     if edges:
-                        torch.autograd.backward(edges, arriving)
+                        run_backward(edges, arriving)
             self._forget(index, tape)
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
@@ -338,7 +334,7 @@ class StageModule(nn.Module):
                 self._prepare(tape, order[position : position + 2])
                 edges, arriving = self._starts(index, tape, gradients)
                 leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
-                parameters = [p for p in self.blocks[index].parameters() if p.requires_grad]
+                parameters = [p for p in self._blocks[index].parameters() if p.requires_grad]
                 work = backward_input(edges, arriving, leaves, parameters) if edges else None
             tape.weights.append((index, work))
             self._forget(index, tape)
@@ -392,7 +388,7 @@ class StageModule(nn.Module):
         self.comm.recomputing = True
         try:
             with torch.enable_grad(), self._casts():
-                outputs = self.blocks[index](self.comm, *inputs)
+                outputs = self._blocks[index](self.comm, *inputs)
         finally:
             self.comm.recomputing = False
         return [
@@ -414,9 +410,8 @@ class StageModule(nn.Module):
     def _forget(self, index: int, tape: _StageTape) -> None:
         """Frees the block's graph and the gradients that it has used."""
         tape.outputs[index] = []
-        received = {value.name for value in self.program.receives}
         for name in self.program.calls[index].outputs:
-            if name not in received:
+            if name not in self._received:
                 tape.leaves.pop(name, None)
 
     def _received_gradients(self, tape: _StageTape) -> dict[str, Tensor]:
@@ -431,20 +426,32 @@ class StageModule(nn.Module):
         """The calls whose parameters may be fetched while the one at `position` runs."""
         return order[position + 1 : position + 1 + self._prefetch]
 
-    def _open(self, index: int, ahead: Sequence[int]) -> AbstractContextManager[None]:
+    def _open(self, index: int, ahead: Sequence[int]) -> "_Opened":
         """The block's parameters are whole within, for its backward."""
-        return self._opened(self.sync.before_backward, index, ahead)
-
-    @contextmanager
-    def _opened(self, before: Before, index: int, ahead: Sequence[int]) -> Iterator[None]:
-        before(index, ahead)
-        try:
-            yield
-        finally:
-            self.sync.close(index)
+        return _Opened(self.sync.before_backward, self.sync.close, index, ahead)
 
     def _casts(self) -> AbstractContextManager[None]:
         if self.autocast is None:
-            return nullcontext()
+            return _NOTHING
         device = self.comm.device.type
         return torch.autocast(device, dtype=self.autocast)
+
+
+_NOTHING = nullcontext()
+
+
+class _Opened:
+    """A block's parameters are whole within. As a generator it would cost several times as much."""
+
+    __slots__ = ("_ahead", "_before", "_close", "_index")
+
+    def __init__(
+        self, before: Before, close: Callable[[int], None], index: int, ahead: Sequence[int]
+    ) -> None:
+        self._before, self._close, self._index, self._ahead = before, close, index, ahead
+
+    def __enter__(self) -> None:
+        self._before(self._index, self._ahead)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._close(self._index)

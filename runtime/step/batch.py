@@ -10,8 +10,10 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.ir.layout.border import Side
+from meshwright.ir.pinned import sent
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
+from meshwright.runtime.step.input_lane import ComingBatch, InputLane, Parts
 
 
 class BatchCutter:
@@ -24,8 +26,13 @@ class BatchCutter:
         programs: tuple[StageProgram, ...],
         rank: int,
         device: torch.device,
+        lane: InputLane | None = None,
     ) -> None:
+        """`lane`: by which the next batch may be sent ahead; None: that of the device, if it has
+        one."""
         self._graph, self._plan, self._device = graph, plan, device
+        self._lane = lane or InputLane.of(device)
+        self._coming: ComingBatch | None = None
         self._reads = {program.index: program.inputs for program in programs}
         self.offsets: dict[int, int] = {}
         """Per stage: this rank's first sample within a micro-batch."""
@@ -66,10 +73,38 @@ class BatchCutter:
             for name, x in values.items()
         }
 
-    def cut(self, batch: Batch, *, sharded: bool) -> dict[tuple[int, int], dict[str, Tensor]]:
+    def cut(self, batch: Batch, *, sharded: bool) -> Parts:
         """(stage, micro-batch) -> graph input name -> this rank's part, on the device."""
-        size = len(self._own) if sharded else self._plan.global_batch_size
-        given = self._checked(batch, size)
+        given = self._given(batch, sharded)
+        coming = self._coming
+        if coming is None or self._lane is None or not coming.is_this(given, sharded):
+            return self._parts(given, sharded)
+        self._coming = None
+        self._lane.arrived(x for part in coming.parts.values() for x in part.values())
+        return coming.parts
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether `send_ahead` does anything."""
+        return self._lane is not None
+
+    def send_ahead(self, batch: Batch, *, sharded: bool) -> None:
+        """Starts to send the batch that is cut next, beside what the device computes."""
+        if self._lane is None:
+            return
+        try:
+            given = self._given(batch, sharded)
+        except PlanError:
+            return  # whoever takes a step with it is told
+        if any(x.is_inference() for x in given.values()):
+            return  # nothing would tell of a change of these
+        with self._lane.beside():
+            self._coming = ComingBatch.of(given, sharded, self._parts(given, sharded))
+
+    def _given(self, batch: Batch, sharded: bool) -> dict[str, Tensor]:
+        return self._checked(batch, len(self._own) if sharded else self._plan.global_batch_size)
+
+    def _parts(self, given: Mapping[str, Tensor], sharded: bool) -> Parts:
         at = {sample: n for n, sample in enumerate(self._own)} if sharded else None
         values = {tensor: given[name] for name, tensor in self._graph_names.items()}
         found = {}
@@ -84,7 +119,7 @@ class BatchCutter:
 
     def _part(self, name: str, x: Tensor, part: slice) -> Tensor:
         x = x[part] if name in self._graph.batch_inputs else x
-        return x.to(self._device, non_blocking=True)
+        return sent(x, self._device)
 
     def _is_batch(self, input_name: str) -> bool:
         index = self._graph.input_names.index(input_name)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from math import isfinite
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import NonFinite, PlanError
+from meshwright.runtime.record.late import LateNumber
+from meshwright.runtime.record.record import StepRecord
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
@@ -22,28 +25,40 @@ def check_policy(policy: str) -> None:
         raise PlanError(f"on_nonfinite {policy!r} is none of {', '.join(get_args(Policy))}")
 
 
-def check_loss(job: "Job", loss: Tensor | None) -> None:
+def check_loss(job: "Job", loss: Tensor) -> None:
     """Every rank has the same loss, so all of them stop, or none."""
     if _passes(job, loss):
         return
     if job.on_nonfinite == "stop" and job.accumulated:
         job.sum_gradients()  # to say which are not finite; and nothing is to be under way
-    _blame(job, "the loss", loss)
+    _blame(job, "the loss", float(loss), job.state.step)
 
 
 def check_norm(job: "Job") -> None:
     """The same for the norm of the gradients, where it is limited."""
-    if not _passes(job, job.grad_norm):
-        _blame(job, "the norm of the gradients", job.grad_norm)
+    if job.grad_norm is not None and not _passes(job, job.grad_norm):
+        _blame(job, _NORM, float(job.grad_norm), job.state.step)
 
 
-def _passes(job: "Job", value: Tensor | None) -> bool:
-    return job.on_nonfinite == "ignore" or value is None or bool(torch.isfinite(value))
+def check_record(job: "Job", record: StepRecord) -> None:
+    """Both, of a step that is over: where the host does not wait for the device in a step, that is
+    when the next one has been sent off."""
+    for loss in record.losses:
+        if not _passes(job, loss):
+            _blame(job, "the loss", float(loss), record.number)
+    if record.norm is not None and not _passes(job, record.norm):
+        _blame(job, _NORM, float(record.norm), record.number)
 
 
-def _blame(job: "Job", what: str, value: Tensor | None) -> None:
-    assert value is not None
-    text = f"step {job.state.step}: {what} is {float(value)}"
+_NORM = "the norm of the gradients"
+
+
+def _passes(job: "Job", value: Tensor | LateNumber) -> bool:
+    return job.on_nonfinite == "ignore" or isfinite(float(value))
+
+
+def _blame(job: "Job", what: str, value: float, step: int) -> None:
+    text = f"step {step}: {what} is {value}"
     if job.on_nonfinite == "warn":
         if job.parts.rank == 0:
             warnings.warn(f"{text}; training goes on (on_nonfinite='warn')", stacklevel=4)

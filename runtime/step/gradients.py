@@ -42,7 +42,9 @@ def global_norm(held: Sequence[Held], device: torch.device, world_size: int) -> 
     `held` are those of this rank that it stands for.
     """
     found = [_no_narrower(h.tensor.grad) for h in held if h.tensor.grad is not None]
-    total = get_total_norm(found).to(device, torch.float64).square()
+    # The norm of nothing is of the host, and to bring it to the device would wait for that.
+    norm = get_total_norm(found) if found else torch.zeros((), device=device)
+    total = norm.to(device, torch.float64).square()
     if world_size > 1:
         dist.all_reduce(total)
     return total.sqrt()

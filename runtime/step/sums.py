@@ -49,11 +49,13 @@ def whole_loss(job: "Job", local: Tensor | None) -> Tensor:
         return local.detach().to(torch.float64 if double else torch.float32)
     last = len(job.plan.stages) - 1
     own = 0 if job.user_groups is None else job.user_groups.mark()
-    total = torch.tensor([0.0, own], dtype=torch.float64, device=job.device)
+    total = torch.zeros(2, dtype=torch.float64, device=job.device)
+    if own:
+        total[1].fill_(own)  # made of a list it would be copied, which waits for the device
     if local is not None and job.parts.lines[last].first_of_replica:
         total[0] += local
     job.progress.at(job.state.step, "loss", "synchronising")
     dist.all_reduce(total)
     if job.user_groups is not None:
-        job.user_groups.marks = own * job.plan.world_size, total[1]
+        job.user_groups.heard(own * job.plan.world_size, total[1])
     return total[0] if double else total[0].float()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import has_stepped
+from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.step.planned_updates import members_of
 
 Settings = dict[str, Any]
@@ -22,8 +23,9 @@ class UserGroups:
 
     def __init__(self, user: torch.optim.Optimizer, own: torch.optim.Optimizer) -> None:
         self._user, self._own = user, own
-        self.marks: tuple[int, Tensor] | None = None
-        """The sum over ranks of their marks, as it should be and as it is."""
+        self._marks: list[tuple[int, LateNumber]] = []
+        """Sums over ranks of their marks, as they should be and as they are, that nobody has
+        compared."""
         self._params = [[id(p) for p in group["params"]] for group in user.param_groups]
         self._remember()
 
@@ -33,7 +35,7 @@ class UserGroups:
         PlanError if the job's were changed too, to something else.
         """
         self._check_members()
-        self._check_ranks()
+        self.check_ranks(all_of_them=False)
         pairs = zip(self._user.param_groups, self._own.param_groups, strict=True)
         for number, (user, own) in enumerate(pairs):
             for key, value in _settings(user).items():
@@ -53,12 +55,20 @@ class UserGroups:
         """A number that tells the settings of ranks apart; it travels with the loss."""
         return crc32(repr([_settings(group) for group in self._user.param_groups]).encode())
 
-    def _check_ranks(self) -> None:
-        if self.marks is not None and self.marks[0] != int(self.marks[1]):
-            raise PlanError(
-                "the groups of your optimizer differ from rank to rank: every rank has to step the "
-                "scheduler, and to change settings, in the same way"
-            )
+    def heard(self, wanted: int, found: Tensor) -> None:
+        """The sum over ranks of their marks in a step, as it should be and as it is."""
+        self._marks.append((wanted, LateNumber(found)))
+
+    def check_ranks(self, *, all_of_them: bool) -> None:
+        """PlanError if marks differ; of a step that the device is still at, at the next one, unless
+        it is to be waited for."""
+        while self._marks and (all_of_them or len(self._marks) > int(self._marks[-1][1].is_late)):
+            wanted, found = self._marks.pop(0)
+            if wanted != round(float(found)):
+                raise PlanError(
+                    "the groups of your optimizer differ from rank to rank: every rank has to step "
+                    "the scheduler, and to change settings, in the same way"
+                )
 
     def stepped(self) -> None:
         """The job has stepped: so has the user's optimizer, for schedulers that ask."""

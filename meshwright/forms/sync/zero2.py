@@ -29,7 +29,7 @@ def describe(replicas: int) -> Exchange:
         Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
              at=Event.END, until=Event.END, of_part=True),
         Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
-             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
+             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True, ahead=True),
     ))  # fmt: skip
 
 

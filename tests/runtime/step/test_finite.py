@@ -8,6 +8,7 @@ import torch
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.record.closing import StepRecords
 from meshwright.testing.nets import CHOICES, Net, data, net_plan
 from meshwright.testing.spawn import alone, run_ranks
 
@@ -110,3 +111,40 @@ def test_the_user_says_what_happens(tmp_path):
     assert "the norm of the gradients is" in found["norm"] and found["kept"]
     assert "as parameters are not finite ('" in found["parameters"]
     assert "'stopp' is none of stop, warn, ignore" in found["wrong"]
+
+
+def looked_back(folder):
+    """As on a GPU, where the host does not wait for the device in a step."""
+    found = {}
+    job = compile_job(Net(), net_plan(), lr=0.1, check=False)
+    job.records = StepRecords(late=True)
+    job.step(data())
+    found["first"] = refusal(job.step, bad())
+    found["next"] = refusal(job.step, data())
+    job = compile_job(Net(), net_plan(), lr=0.1, check=False)
+    job.records = StepRecords(late=True)
+    job.step(data())
+    job.step(bad())
+    found["taken"] = [(step.kind, step.step_s > 0) for step in job.stats.taken]
+    found["save"] = refusal(job.save, folder)
+    job = compile_job(Net(), net_plan(), lr=0.1, check=False, max_grad_norm=1.0)
+    job.records = StepRecords(late=True)
+    job.on_nonfinite = "warn"
+    job.step(bad())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        job.close()
+    found["warn"] = [str(w.message) for w in told if "finite" in str(w.message)]
+    return found
+
+
+def test_where_steps_are_not_waited_for_the_next_one_tells_or_whoever_saves(tmp_path):
+    found = run_ranks(1, looked_back, tmp_path)[0]
+    assert not found["first"]
+    assert found["next"].startswith("step 1: the loss is nan")
+    assert found["taken"] == [("warm-up", True), ("timed", True)]
+    assert found["save"].startswith("step 1: the loss is nan")
+    assert not list(tmp_path.glob("step-*"))
+    assert [text.partition(";")[0] for text in found["warn"]] == [
+        "step 0: the loss is nan", "step 0: the norm of the gradients is nan"
+    ]

@@ -1,0 +1,228 @@
+"""A job on GPUs that are not there: tensors have shapes and devices but no memory, collectives have
+no peers, events and streams do nothing. What would make the host wait for the device is noted.
+
+On tensors without memory torch refuses an operator whose operands lie on two devices, and one that
+reads a value on the host, so that neither can pass unseen. Launches of Triton do not happen: of the
+operators around them there are the shapes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.placed import used
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.torch_fake import fake_world
+from meshwright.ir.torch_private import fake_mode, recording
+from meshwright.runtime.job import job as job_file
+from meshwright.runtime.job.build import build_rank
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.record.late import LateNumber
+from meshwright.runtime.step.optimizer import make_optimizer
+from meshwright.runtime.step.planned_updates import planned_choice
+from meshwright.runtime.step.updates import FormOptimizer
+
+GPU = torch.device("cuda", 0)
+_READS = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal")
+_COPIES = ("aten._to_copy", "aten.copy_")
+
+
+@dataclass
+class Waits:
+    """What the host would have waited for."""
+
+    step: int = 0
+    """Whoever drives the job counts its steps here."""
+    found: list[str] = field(default_factory=list)
+    """Waits for what the device does in the step itself."""
+    late: int = 0
+    """Waits for what it did in the step before."""
+    pinned: set[int] = field(default_factory=set)
+    """Ids of tensors that stand for pinned memory."""
+    kept: list[Tensor] = field(default_factory=list)
+    """These, so that no other gets the id of one."""
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
+        """An operator of torch."""
+        name = str(func).rpartition(".")[0]
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if name in _READS and any(x.device.type == "cuda" for x in given):
+            self.found.append(name)
+        if name in _COPIES and isinstance(made, Tensor):
+            source = args[1] if name == "aten.copy_" else args[0]
+            if {source.device.type, made.device.type} == {"cpu", "cuda"}:
+                self._copied(name, source, made, args, kwargs)
+
+    def _copied(
+        self, name: str, source: Tensor, made: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        waits = not (kwargs.get("non_blocking") or (name == "aten.copy_" and True in args[2:]))
+        host = source if source.device.type == "cpu" else made
+        # Torch pins by itself what it copies to a new tensor of the host without a wait.
+        pinned = id(host) in self.pinned or (name == "aten._to_copy" and host is made)
+        if waits or not pinned:
+            shape = list(source.shape)
+            self.found.append(f"{name} of {shape} from {source.device.type} to {made.device.type}")
+
+    def number(self, x: Tensor) -> float:
+        """In place of `Tensor.__float__`: the host may read what it has itself."""
+        if x.device.type == "cuda":
+            self.found.append("float() of a tensor")
+        return 1.0
+
+    def pin(self, x: Tensor) -> Tensor:
+        """In place of `Tensor.pin_memory`."""
+        copy = x.clone()
+        self.pinned.add(id(copy))
+        self.kept.append(copy)
+        return copy
+
+
+class _FakeEvent:
+    """A moment on the device."""
+
+    waits: Waits
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.step = -1
+
+    def record(self, *_: object) -> None:
+        self.step = self.waits.step
+
+    def synchronize(self) -> None:
+        if self.step < self.waits.step:
+            self.waits.late += 1
+        else:
+            self.waits.found.append("an event of the step itself")
+
+    def elapsed_time(self, _: object) -> float:
+        return 1.0
+
+
+class _FakeStream:
+    def __init__(self, *_: object, **__: object) -> None:
+        return
+
+    def wait_stream(self, _: object) -> None:
+        return
+
+    def wait_event(self, _: object) -> None:
+        return
+
+    def record_event(self) -> "_FakeEvent":
+        event = _FakeEvent()
+        event.record()
+        return event
+
+
+@contextmanager
+def _nothing(*_: object) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
+    """Inside, this process is a rank with a GPU. What would wait for the device is in what comes
+    back, from the first operator on."""
+    waits = Waits()
+    event = type("FakeEvent", (_FakeEvent,), {"waits": waits})
+
+    def waited(*_: object) -> None:
+        waits.found.append("torch.cuda.synchronize")
+
+    def value(number: LateNumber) -> float:
+        held = number._event
+        if held is not None:
+            held.synchronize()
+        return 1.0
+
+    doubles = [
+        patch.object(torch, "Event", event), patch.object(torch.cuda, "Event", event),
+        patch.object(torch.cuda, "Stream", _FakeStream),
+        patch.object(torch.cuda, "stream", _nothing),
+        patch.object(torch.cuda, "current_stream", _FakeStream),
+        patch.object(torch.cuda, "synchronize", waited),
+        patch.object(Tensor, "pin_memory", lambda x: waits.pin(x)),
+        patch.object(Tensor, "__float__", lambda x: waits.number(x), create=True),
+        patch.object(Tensor, "is_pinned", lambda x: id(x) in waits.pinned),
+        patch.object(Tensor, "record_stream", lambda *_: None),
+        patch.object(LateNumber, "__float__", value),
+        patch.object(job_file, "Failures", _NoFailures),
+        patch.object(torch.accelerator, "current_accelerator", _no_device),
+        patch.object(torch.accelerator, "is_available", lambda: False),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(fake_world(world_size, rank))
+        for double in doubles:
+            stack.enter_context(double)
+        stack.enter_context(fake_mode())
+        stack.enter_context(recording(waits.called))
+        yield waits
+
+
+def _no_device(check_available: bool = False) -> None:
+    return None
+
+
+class _NoFailures:
+    """Nobody watches ranks that are not there."""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def guard(self) -> Any:
+        return _nothing()
+
+    def close(self) -> None:
+        return
+
+
+def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
+    """Makes a rank's job, inside `fake_gpu`."""
+    weights = {
+        x.fqn: torch.empty(x.shape, dtype=getattr(torch, x.dtype), device="meta")
+        for x in graph.tensors.values() if x.kind in (Kind.PARAMETER, Kind.BUFFER)
+    }  # fmt: skip
+    programs = lower(graph, plan, rank)
+    parts = build_rank(plan, graph, programs, weights, rank, GPU, 0, shared=False)
+    by_kernel = "bucket_update" in used(plan)
+    optimizer = make_optimizer(
+        planned_choice(plan), parts.held, None, torch.nn.Module(), by_kernel=by_kernel
+    )
+    if isinstance(optimizer, FormOptimizer):
+        optimizer.write_over(stage.sync for stage in parts.stages.values())
+    job = Job(plan, graph, parts, optimizer, torch.nn.Module(), GPU, plan.max_grad_norm)
+    job.missing.clear()
+    return job
+
+
+def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Waits:
+    """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
+    makes what all others use, is left out. `careless`: a user's loop does what waits."""
+    with fake_gpu(plan.world_size, rank) as waits:
+        job = fake_job(plan, graph, rank)
+
+        def batch() -> dict[str, Tensor]:
+            return {
+                i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype))
+                for i in plan.model.inputs
+            }
+
+        following = batch()
+        for number in range(count):
+            waits.step = number
+            given, following = following, batch()
+            loss = job.step(given, next_batch=following)
+            if not number:
+                waits.found.clear()
+            elif careless:
+                float(loss)
+                torch.ones(3).to(GPU, non_blocking=True)
+    return waits

@@ -1,0 +1,72 @@
+"""Runs jobs on a fake GPU in a process of its own, as torch has to be told of it when it loads."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from shutil import which
+from tempfile import mkdtemp
+
+import torch
+
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+
+HERE = Path(__file__).parent
+TORCH = Path(torch.__file__).parent
+Planned = Mapping[str, tuple[Plan, Graph]]
+
+
+def why_not() -> str:
+    """Why there can be none here; "" if there can."""
+    if torch.version.cuda is not None:
+        return "this build of torch has CUDA: the guard is for builds without"
+    return "" if which("g++") else "there is no g++ to make the guard with"
+
+
+@cache
+def _guard() -> Path:
+    """The library that is loaded ahead of torch, made once in a process: in 2 s."""
+    made = Path(mkdtemp()) / "guard.so"
+    link = [f"-L{TORCH}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{TORCH}/lib"]
+    subprocess.run(
+        ["g++", "-std=c++20", "-shared", "-fPIC", f"-I{TORCH}/include", str(HERE / "guard.cpp"),
+         *link, "-o", str(made)],
+        check=True,
+    )  # fmt: skip
+    return made
+
+
+def waits_of(
+    planned: Planned, count: int, *, careless: str = "", timeout_s: float = 300.0
+) -> dict[str, tuple[list[str], int]]:
+    """By name, what `count` steps of the last rank of each job would wait for, and how often the
+    host looks back at the step before. `careless`: the one whose loop does what waits."""
+    folder = Path(mkdtemp())
+    given = {name: (*job, count, name == careless) for name, job in planned.items()}
+    (folder / "planned.pickle").write_bytes(pickle.dumps(given))
+    subprocess.run(
+        [sys.executable, "-m", "tests.fake_gpu.process", str(folder)],
+        check=True, timeout=timeout_s, cwd=HERE.parents[1],
+        env={**os.environ, "LD_PRELOAD": str(_guard())},
+    )  # fmt: skip
+    found: dict[str, tuple[list[str], int]] = pickle.loads((folder / "waits.pickle").read_bytes())
+    return found
+
+
+def _main(folder: Path) -> None:
+    from tests.fake_gpu.job import steps
+
+    found = {}
+    planned = pickle.loads((folder / "planned.pickle").read_bytes())
+    for name, (plan, graph, count, careless) in planned.items():
+        waits = steps(plan, graph, plan.world_size - 1, count, careless=careless)
+        found[name] = waits.found, waits.late
+    (folder / "waits.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
