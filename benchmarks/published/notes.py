@@ -8,7 +8,7 @@ number is the product's own, `plan.predicted`: a Hugging Face model of the row's
 the row's layout is a plan by hand, and the cluster is a preset. What the row's stack does that a
 plan does not say is a file of `ir/styles` (`meshwright search --as NAME`): whose libraries its
 kernels are of, what its CPU takes for collectives and layers, which kernels it fuses, how its
-gradients agree. Until 26 November 2026 this page came from a second model in this folder; that is
+gradients agree, what its memory holds. Until 26 November 2026 this page came from a second model in this folder; that is
 gone.
 
 No number is fitted to these rows. Constants of styles come from the calibration part of the tables,
@@ -26,9 +26,12 @@ LOG = """\
 - The network is the device's preset, or the row's own words for it; what a job's own network test
   said of its links is not used. nanotron's jobs that compared fingerprints of each collective are
   told by that test (`nanotron-checked`).
-- Memory is that of our runtime, with the stack's precision, recompute and cuts. What else a stack
-  holds (flat gradients, several copies of logits, late reduce-scatters, allocators) has no place in
-  a style yet; verdicts on memory are right for layouts like ours.
+- What a stack's memory holds beside a plan (DDP's buckets, flat gradients, gathers, values that are
+  freed late, an allocator's reserve) is part of its style; an allocator that is short of memory
+  gives back what is only reserved, so that verdicts do not count it. FSDP over context ranks alone
+  (one replica) has no place in a plan.
+- FSDP in a pipeline neither frees parameters nor reduces gradients between micro-batches: it is ZeRO
+  1 of ours.
 - Experts are left out: none of these rows' models is one that we trace.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
