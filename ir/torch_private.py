@@ -5,6 +5,7 @@ Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 from torch.fx import Node
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
@@ -197,6 +199,15 @@ def safe_softmax(scores: Tensor) -> Tensor:
     """Softmax along the last dim; zeros where all scores are -inf."""
     made: Tensor = torch.ops.aten._safe_softmax.default(scores, -1)
     return made
+
+
+def store_of_launcher(timeout: timedelta) -> tuple[Any, int, int]:
+    """Returns the store through which ranks are to meet, this rank and how many there are, as the
+    launcher's environment says; ValueError where it does not."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    prefixed: Any = c10d.PrefixStore
+    return prefixed("meshwright", store), rank, size
 
 
 def job_store() -> Any:

@@ -31,9 +31,16 @@ settings.load_profile("shared cores")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked `gpu` is left out where there is none, and says so."""
-    if torch.cuda.device_count():
-        return
-    why = "no GPU" if torch.version.cuda else f"torch {torch.__version__} is without CUDA"
-    for item in items:
-        if item.get_closest_marker("gpu"):
+    found = [item for item in items if item.get_closest_marker("gpu")]
+    if why := _why_no_gpu() if found else "":
+        for item in found:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {why}"))
+
+
+def _why_no_gpu() -> str:
+    """Empty where there is one. Another process looks, as this one must not use CUDA."""
+    if not torch.version.cuda:
+        return f"torch {torch.__version__} is without CUDA"
+    from meshwright.testing.spawn import alone  # once what is set above is set
+
+    return "" if alone(torch.cuda.device_count) else "torch sees none"

@@ -82,7 +82,8 @@ def compile(
         optimizer = as_one(optimizer)
     check_fresh(model)
     residence = Residence(resident_bytes())
-    joined = join(plan.world_size if plan is not None else 2, device, hang_s)
+    kind = None if plan is None else plan.cluster.device_kind
+    joined = join(plan.world_size if plan is not None else 2, device, hang_s, kind)
     plan = share_plan(plan)
     check_world(plan)
     refuse_method(plan)

@@ -5,7 +5,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from itertools import count
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,13 @@ from meshwright.ir.comm.by_store import judged
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan.plan import DeviceKind
+from meshwright.ir.torch_private import store_of_launcher
 from meshwright.runtime.world.open_files import make_room
 
 BACKEND = "MESHWRIGHT_BACKEND"
 """Environment variable: the backend of process groups that a job makes, as torch writes them."""
+_joined = count()
+"""Groups of a job that this process has made where the plan decided: as many as any other rank."""
 
 
 def pick_device(device: torch.device | str | None, kind: DeviceKind | None = None) -> torch.device:
@@ -33,18 +37,29 @@ def pick_device(device: torch.device | str | None, kind: DeviceKind | None = Non
     return chosen
 
 
-def join(world_size: int, asked: torch.device | str | None, timeout_s: float) -> bool:
+def join(
+    world_size: int, asked: torch.device | str | None, timeout_s: float,
+    kind: DeviceKind | None = None,
+) -> bool:  # fmt: skip
     """Makes the process group unless there is one or none is needed; True if it made it.
 
-    The device that is `asked` for decides the backend, or MESHWRIGHT_BACKEND.
+    MESHWRIGHT_BACKEND decides its backend, else the device that is `asked` for, else, where there
+    are GPUs, what rank 0's plan is for. `kind` is that of this rank's plan, if it has one.
     """
     if dist.is_initialized() or world_size == 1:
         return False
-    backend = _backend(asked)
-    if "gloo" in backend:
-        make_room(int(os.environ.get("WORLD_SIZE", world_size)))  # it connects all with all
+    timeout = timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        if backend := _decided(asked):
+            _make_room(backend, world_size)
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            store, own, size = store_of_launcher(timeout)
+            backend = _as_first(store, own, "gloo" if kind == "cpu" else "nccl")
+            _make_room(backend, size)
+            dist.init_process_group(
+                backend, store=store, rank=own, world_size=size, timeout=timeout
+            )
     except ValueError as error:
         raise MismatchError(
             f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "
@@ -53,13 +68,27 @@ def join(world_size: int, asked: torch.device | str | None, timeout_s: float) ->
     return True
 
 
-def _backend(asked: torch.device | str | None) -> str:
-    """The same on all ranks, also on those that do not have the plan yet. What ranks tell each
-    other on the host goes through the store, so GPUs need no Gloo."""
+def _decided(asked: torch.device | str | None) -> str:
+    """The same on all ranks, also on those that do not have the plan yet; nothing where the plan
+    decides. What ranks tell each other on the host goes through the store, so GPUs need no Gloo."""
     if own := os.environ.get(BACKEND):
         return own
-    on_gpus = torch.cuda.is_available() if asked is None else torch.device(asked).type == "cuda"
-    return "nccl" if on_gpus else "gloo"
+    if asked is None and torch.cuda.is_available():
+        return ""
+    return "nccl" if asked is not None and torch.device(asked).type == "cuda" else "gloo"
+
+
+def _as_first(store: Any, rank: int, own: str) -> str:
+    """Rank 0's backend. A store may outlive a group: every time has a key of its own."""
+    key = f"backend/{next(_joined)}"
+    if rank == 0:
+        store.set(key, own)
+    return str(store.get(key).decode())
+
+
+def _make_room(backend: str, world_size: int) -> None:
+    if "gloo" in backend:
+        make_room(int(os.environ.get("WORLD_SIZE", world_size)))  # it connects all with all
 
 
 def take(device: torch.device) -> None:
@@ -69,7 +98,14 @@ def take(device: torch.device) -> None:
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
-    by_nccl = backends().get("cuda") == "nccl"
+    known = backends()
+    if known and dist.get_world_size() > 1 and device.type not in known:
+        raise MismatchError(
+            f"the process group that there is already has no backend for {device.type} "
+            f"({dist.get_backend_config()}), on which this job runs; make it with "
+            f"init_process_group('cpu:gloo,cuda:nccl'), or leave that to meshwright"
+        )
+    by_nccl = known.get("cuda") == "nccl"
     if problem := judged(_place(device), lambda places: _problem(places, by_nccl)):
         raise MismatchError(problem)
 

@@ -91,7 +91,7 @@ def race(
     for name, given, least in (("turns", turns, 1), ("steps", steps, 1), ("warmup", warmup, 0)):
         if given < least:
             raise PlanError(f"{name} is {given}; it must be at least {least}")
-    owns_world = join(plans[0].world_size, device, 1800.0)
+    owns_world = join(plans[0].world_size, device, 1800.0, plans[0].cluster.device_kind)
     check_world(plans[0])
     chosen = pick_device(device, plans[0].cluster.device_kind)
     take(chosen)

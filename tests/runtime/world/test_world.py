@@ -73,7 +73,6 @@ def test_a_plan_keeps_the_kind_of_its_devices() -> None:
     ("asked", "gpus", "own", "backend"),
     [
         (None, 0, "", "gloo"),
-        (None, 1, "", "nccl"),
         ("cpu", 1, "", "gloo"),
         ("cuda", 1, "", "nccl"),
         (None, 1, "gloo", "gloo"),
@@ -88,6 +87,40 @@ def test_the_backend_is_what_was_asked_for(
     made: list[str] = []
     monkeypatch.setattr(dist, "init_process_group", lambda name, timeout: made.append(name))
     assert join(2, asked, 10.0) and made == [backend]
+
+
+def _as_planned(rank: int, store: str, kinds: tuple[Any, ...]) -> list[str]:
+    """Two jobs, one after the other, where there are GPUs; ranks but the first have no plan."""
+    made: list[str] = []
+    met = dist.FileStore(store, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        say_gpus(patch, 2)
+        patch.setattr(world, "store_of_launcher", lambda timeout: (met, rank, 2))
+        patch.setattr(dist, "init_process_group", lambda name, **settings: made.append(name))
+        for kind in kinds:
+            assert join(2, None, 10.0, kind if rank == 0 else None)
+    return made
+
+
+def test_where_there_are_gpus_the_first_rank_s_plan_decides() -> None:
+    """A plan for CPUs runs on them, by Gloo."""
+    found = run_ranks(2, _as_planned, ("cpu", "cuda", None), init=False)
+    assert found == [["gloo", "nccl", "nccl"]] * 2
+
+
+def _without_a_backend() -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+        try:
+            take(torch.device("cpu"))
+        except MismatchError as error:
+            return str(error)
+    return ""
+
+
+def test_a_group_that_cannot_carry_the_job_is_refused() -> None:
+    for text in run_ranks(2, _without_a_backend):
+        assert "has no backend for cpu (cuda:nccl)" in text
 
 
 def test_ranks_that_share_a_gpu_are_refused_under_nccl_only() -> None:
