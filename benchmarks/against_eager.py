@@ -88,9 +88,7 @@ def job_step(case: HotCase) -> Step:
     """A step of a job of one rank."""
     model, batch = MODELS[case.model](), next(batches())
     graph = trace(model, batch, precision=case.precision)
-    problem = make_problem(
-        graph, Cluster.local(1), optimizer="adamw", precision=case.precision
-    )
+    problem = make_problem(graph, Cluster.local(1), optimizer="adamw", precision=case.precision)
     choice = uniform_choice(problem, num_microbatches=case.microbatches, recompute="none")
     plan = build_plan(problem, choice, predict=False)
     return compile_job(model, plan, graph=graph, lr=LR, check=False).step

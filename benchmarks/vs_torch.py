@@ -166,7 +166,7 @@ def timed(step: Step, ids: Tensor) -> Took:
     dist.barrier()
     clock_s = time.perf_counter() - start
     dist.all_reduce(processor)
-    return Took(clock_s, float(processor), float(loss))
+    return Took(clock_s, float(processor), float(loss.detach()))
 
 
 def compare(name: str, mine: Step, theirs: Step, pairs: int, device: torch.device) -> None:
@@ -182,7 +182,9 @@ def compare(name: str, mine: Step, theirs: Step, pairs: int, device: torch.devic
     del rows[:WARM]
     if dist.get_rank() == 0:
         tokens = BATCH * SEQUENCE
-        mine_s, theirs_s = (statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True))
+        mine_s, theirs_s = (
+            statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True)
+        )
         clock = statistics.median(b.clock_s / a.clock_s for a, b in rows)
         busy = statistics.median(b.processor_s / a.processor_s for a, b in rows)
         print(

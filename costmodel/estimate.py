@@ -14,7 +14,14 @@ from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.overheads import TALKING
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.simulate.simulate import StageTimes
-from meshwright.costmodel.simulate.step import Ending, StepTimes, by_stage, in_turn, slowed, take_step
+from meshwright.costmodel.simulate.step import (
+    Ending,
+    StepTimes,
+    by_stage,
+    in_turn,
+    slowed,
+    take_step,
+)
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.costmodel.stage.early_recompute import early_models
 from meshwright.costmodel.stage.late import lagging_s, unhidden_s

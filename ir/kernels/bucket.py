@@ -157,7 +157,7 @@ def addresses_of(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     key = like.device, found
     known = _ADDRESSES.pop(key, None)
     if known is None:
-        known = sent(torch.tensor(found, dtype=torch.int64), like.device)
+        known = sent(torch.tensor(found, dtype=torch.int64, device="cpu"), like.device)
     _ADDRESSES[key] = known  # the newest last
     if len(_ADDRESSES) > MOST_ADDRESSES:
         del _ADDRESSES[next(iter(_ADDRESSES))]

@@ -47,7 +47,7 @@ def adam_numbers(
     kept = 1 - lr * decay if decoupled else 1.0
     added = 0.0 if decoupled else decay
     found = [sign, kept, added, first, second, eps, pace, root]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 def adam_reference(
@@ -76,7 +76,7 @@ def sgd_numbers(
     """What a step works with: see `sgd_reference`. Before the first the buffer is all zeros."""
     share = 1.0 if first else 1 - dampening
     found = [sign, decay, lr, momentum, share, float(nesterov)]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 def sgd_reference(

@@ -77,7 +77,7 @@ class CopiedRun(AroundRun):
         if call not in self._stale:
             return
         self._stale.discard(call)
-        copies, values = [], []
+        copies, values = list[Tensor](), list[Tensor]()
         # No graph is alive that has kept them: a call's copies are cast before its first forward.
         with torch.no_grad():
             for copy, stepped in self._read[call]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-Parts = Mapping[tuple[int, int], Mapping[str, Tensor]]
+Parts = dict[tuple[int, int], dict[str, Tensor]]
 """(stage, micro-batch) -> input name -> this rank's part."""
 
 

@@ -2,8 +2,15 @@
 
 import pytest
 
-from benchmarks.against_eager import CASES, ROUNDING, HotCase, batches, eager_step, job_step
-from benchmarks.against_eager import operators
+from benchmarks.against_eager import (
+    CASES,
+    ROUNDING,
+    HotCase,
+    batches,
+    eager_step,
+    job_step,
+    operators,
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -61,7 +61,12 @@ class Waits:
                 self._copied(name, source, made, args, kwargs)
 
     def _copied(
-        self, name: str, source: Tensor, made: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        source: Tensor,
+        made: Tensor,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> None:
         waits = not (kwargs.get("non_blocking") or (name == "aten.copy_" and True in args[2:]))
         host = source if source.device.type == "cpu" else made

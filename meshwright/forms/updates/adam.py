@@ -12,7 +12,7 @@ from meshwright.forms.updates import Group, KernelStep, State, Update
 def begin(p: Tensor, state: State, group: Group) -> float:
     """Steps so far: those that had no gradient in a step are behind the others."""
     if not state:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), device="cpu")  # read by the host, which then need not wait
         for name in STEP.buffers:
             state[name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
     return float(state["step"])

@@ -111,3 +111,16 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_addresses_are_brought_to_the_device_once() -> None:
+    first, second, rows = torch.ones(3), torch.ones(4), bucket.table((3, 4), (3, 4), 1)
+    known = bucket.addresses_of([first, None, second], rows)
+    assert known.tolist() == [first.data_ptr(), 0, second.data_ptr()]
+    assert bucket.addresses_of([first, None, second], rows) is known
+    assert bucket.addresses_of([second, None, first], rows).tolist() == known.tolist()[::-1]
+    for _ in range(bucket.MOST_ADDRESSES):
+        held = torch.ones(1)
+        bucket.addresses_of([held, torch.ones(2)], rows)
+        assert bucket.addresses_of([first, None, second], rows) is known, "used all the while"
+    assert len(bucket._ADDRESSES) <= bucket.MOST_ADDRESSES

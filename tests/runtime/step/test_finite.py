@@ -146,5 +146,6 @@ def test_where_steps_are_not_waited_for_the_next_one_tells_or_whoever_saves(tmp_
     assert found["save"].startswith("step 1: the loss is nan")
     assert not list(tmp_path.glob("step-*"))
     assert [text.partition(";")[0] for text in found["warn"]] == [
-        "step 0: the loss is nan", "step 0: the norm of the gradients is nan"
+        "step 0: the loss is nan",
+        "step 0: the norm of the gradients is nan",
     ]
