@@ -26,11 +26,13 @@ def run(place: Place) -> Iterator[Fact]:
         return
     ranks, pairs = OPTIONS
     command = [sys.executable, "-m", PROGRAM, ranks, "2", pairs, PAIRS]
-    done = subprocess.run(command, capture_output=True, text=True)
-    print(done.stdout, done.stderr)
-    yield from read(done.stdout)
-    if done.returncode:
-        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}: {done.stderr[-500:]}")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            print(line, end="", flush=True)
+            yield from read(line)
+    if program.returncode:
+        raise RuntimeError(f"{PROGRAM} ended with {program.returncode}: the log says why")
 
 
 def _rehearsed() -> Iterator[Fact]:
