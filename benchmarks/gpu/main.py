@@ -117,8 +117,8 @@ def run_day(given: argparse.Namespace) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         run = DayRun(begun=now, device=device, rehearsal=given.rehearse, budget_s=given.budget)
         print(f"{len(steps)} steps in {given.budget:.0f} s on {device}, results in {given.out}")
-        if given.rehearse and devices.forks:
-            run = rehearse(steps, place, run, tell)
+        if given.rehearse:
+            run = rehearse(steps, place, run, devices, tell)
         else:
             run = run_steps(steps, place, run, devices, begun, tell)
         if given.rehearse:

@@ -26,7 +26,8 @@ def page(run: DayRun | None, steps: Sequence[Step]) -> str:
         for step in steps
         for claim in step.claims
     ]
-    parts = ["# GPUs measured", _head(run), _claims([one for _, one in judged])]
+    title = "Claims, as a rehearsal would judge them" if run and run.rehearsal else "Claims"
+    parts = ["# GPUs measured", _head(run), f"## {title}", _claims([one for _, one in judged])]
     if run:
         parts += [_steps(run, steps), *(_facts(result) for result in run.results if result.facts)]
     else:
@@ -37,7 +38,7 @@ def page(run: DayRun | None, steps: Sequence[Step]) -> str:
 def _head(run: DayRun | None) -> str:
     command = "`python -m benchmarks.gpu --out RUN`, then `python -m benchmarks.gpu --page RUN`"
     if run is None:
-        return f"**No GPU has run this yet.** {command} makes this page; it takes ten minutes."
+        return f"**No GPU has run this yet.** {command} makes this page, in ten minutes. {_BEFORE}"
     facts = run.facts("environment")
     hardware = facts.get("machine", "unknown hardware")
     versions = ", ".join(
@@ -50,6 +51,12 @@ def _head(run: DayRun | None) -> str:
     text += f"{spent:.0f} of {run.budget_s:.0f} s were used."
     warning = "**A rehearsal at tiny sizes on a CPU: nothing here is a measurement.** "
     return warning + text if run.rehearsal else text
+
+
+_BEFORE = """Before, where all
+packages are: `--prepare` searches the plans (`device-plans/`), `--needs` says which wheels to bring
+(`device-wheels/`), `--rehearse` tries all steps on a CPU; git ignores both folders. A file of
+`benchmarks/gpu/steps` is a step, with its claims beside it."""
 
 
 def _claims(judged: Sequence[Judged]) -> str:
@@ -65,7 +72,7 @@ def _claims(judged: Sequence[Judged]) -> str:
         if one.verdict == verdict
     ]  # fmt: skip
     text = f"Of {len(judged)} claims: {said}.\n\n"
-    return "## Claims\n\n" + text + table(("claim", "page", "said", "measured", ""), rows)
+    return text + table(("claim", "page", "said", "measured", ""), rows)
 
 
 _ORDER = ("refuted", "confirmed", "not measured")

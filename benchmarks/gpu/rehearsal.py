@@ -19,7 +19,9 @@ SLACK = 4.0
 """Times the limit of a step, and of all."""
 
 
-def rehearse(steps: Sequence[Step], place: Place, run: DayRun, told: Told) -> DayRun:
+def rehearse(
+    steps: Sequence[Step], place: Place, run: DayRun, devices: Devices, told: Told
+) -> DayRun:
     """Runs all; what steps leave behind is in `place.out`, as if they had run one by one."""
     wide = [replace(step, limit_s=min(BUDGET_S, SLACK * step.limit_s)) for step in steps]
     run = replace(run, budget_s=SLACK * run.budget_s)
@@ -28,7 +30,7 @@ def rehearse(steps: Sequence[Step], place: Place, run: DayRun, told: Told) -> Da
     pids = []
     for part, folder in zip(parts, folders, strict=True):
         folder.mkdir(exist_ok=True)
-        pids.append(_fork(part, replace(place, out=folder), run, told))
+        pids.append(_fork(part, replace(place, out=folder), run, devices, told))
     for pid in pids:
         os.waitpid(pid, 0)
     results = {result.step: result for folder in folders for result in load(folder).results}
@@ -64,12 +66,12 @@ def _limit_s(steps: Sequence[Step]) -> float:
     return sum(step.limit_s for step in steps)
 
 
-def _fork(steps: Sequence[Step], place: Place, run: DayRun, told: Told) -> int:
+def _fork(steps: Sequence[Step], place: Place, run: DayRun, devices: Devices, told: Told) -> int:
     pid = os.fork()
     if pid == 0:
         try:
             die_with_parent()
-            run_steps(steps, place, run, Devices(0, True), time.monotonic(), told)
+            run_steps(steps, place, run, devices, time.monotonic(), told)
         finally:
             os._exit(0)
     return pid

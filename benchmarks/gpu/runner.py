@@ -25,6 +25,10 @@ from benchmarks.gpu.step import Place, Step, Value
 from meshwright.runtime.world.children import children_now, end_orphans, orphans_come_here
 
 _POLL_S = 0.05
+_START_S = 15.0
+"""That a Python of its own takes a step more: to load what it imports."""
+_GOING_S = 10.0
+"""That a step has to be gone once it is killed."""
 _LOOK_S = 0.5
 """Between two looks at a step's memory."""
 _MEMORY_SHARE = 0.8
@@ -111,7 +115,7 @@ def _left_out(step: Step, left_s: float, gpus: int, rehearsal: bool) -> Result |
 def run_one(step: Step, place: Place, left_s: float, *, anew: bool = False) -> Result:
     """Runs one step to its end or its limit, the smaller of its own and `left_s`; `anew`: in a
     Python of its own."""
-    limit = min(step.limit_s, left_s)
+    limit = min(step.limit_s + (_START_S if anew else 0.0), left_s)
     facts, log = place.out / "now.jsonl", place.out / "now.log"
     facts.write_bytes(b"")
     log.write_bytes(b"")
@@ -124,14 +128,16 @@ def run_one(step: Step, place: Place, left_s: float, *, anew: bool = False) -> R
         try:
             status, why = _watch(pid, begun + limit, step.most_bytes or _most_bytes(), log, cpu_s)
         finally:
-            _kill(pid)
-            end_orphans(ours)
+            if gone := _kill(pid):
+                end_orphans(ours)
     seconds = time.monotonic() - begun
     found, end, bad = _read(facts)
     if not status:
         status, why = _how_it_ended(end, why)
     elif status == "out of time":
         why = f"it was killed after {limit:.0f} s"
+    if not gone:
+        why = f"{why}; it could not be killed and may still hold the device".lstrip("; ")
     if bad:
         why = f"{why}; {bad} lines of facts could not be read".lstrip("; ")
     _keep_log(place.out / LOG, step.name, log)
@@ -192,13 +198,21 @@ def _most_bytes() -> int:
     return int(_MEMORY_SHARE * psutil.virtual_memory().total)
 
 
-def _kill(pid: int) -> None:
-    """Kills a step's process group; the step itself is waited for."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+def _kill(pid: int) -> bool:
+    """Kills a step's process group and waits for the step; False if it does not go, as when the
+    driver holds it: then the next step begins all the same."""
+    until = time.monotonic() + _GOING_S
+    while time.monotonic() < until:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+        except ChildProcessError:
+            return True
+        time.sleep(_POLL_S)
+    return False
 
 
 def _lines(path: Path) -> Iterator[list[object] | None]:

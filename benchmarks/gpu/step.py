@@ -143,7 +143,7 @@ def _load(files: Files, name: str) -> Step:
         def fail(place: Place) -> Iterator[Fact]:
             raise ImportError(why)
 
-        return Step(name=name, does=why, order=0, limit_s=1.0, least_s=0.1, gpus=0, run=fail,
+        return Step(name=name, does=why, order=0, limit_s=20.0, least_s=0.1, gpus=0, run=fail,
                     imports=())  # fmt: skip
     return step
 

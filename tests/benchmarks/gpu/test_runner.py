@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.gpu import runner
 from benchmarks.gpu.results import DayRun, Result, load
-from benchmarks.gpu.runner import Devices, run_steps
+from benchmarks.gpu.runner import Devices, run_one, run_steps
 from benchmarks.gpu.step import Place, Step
 
 ROOT = Path(__file__).parents[3]
@@ -133,3 +135,19 @@ def test_a_step_that_needs_more_gpus_is_left_out_but_in_a_rehearsal(tmp_path):
     step = replace(_sleeping("pairs", 0.1), gpus=2)
     (one,) = run_steps([step], place, run, Devices(1, True), time.monotonic(), print).results
     assert one.why == "it needs 2 GPUs, the machine has 1"
+
+
+def test_a_step_that_does_not_go_when_it_is_killed_does_not_hold_up_the_rest(tmp_path, monkeypatch):
+    """As a process does that hangs in a driver."""
+    place = Place(out=tmp_path, device="cpu", rehearsal=True, plans=tmp_path, until=0.0)
+    (tmp_path / "log.txt").write_bytes(b"")
+    held: list[int] = []
+    monkeypatch.setattr(runner, "_GOING_S", 0.3)
+    with monkeypatch.context() as deaf:
+        for name in ("kill", "killpg"):
+            deaf.setattr(os, name, lambda pid, number: held.append(pid))
+        stuck = run_one(replace(_sleeping("stuck", 0.1), limit_s=0.5), place, 9.0)
+    os.kill(held[0], signal.SIGKILL)
+    os.waitpid(held[0], 0)
+    assert stuck.status == "out of time" and "could not be killed" in stuck.why
+    assert stuck.facts == {"before": 1} and stuck.seconds < 5
