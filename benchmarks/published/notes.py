@@ -8,8 +8,8 @@ number is the product's own, `plan.predicted`: a Hugging Face model of the row's
 the row's layout is a plan by hand, and the cluster is a preset. What the row's stack does that a
 plan does not say is a file of `ir/styles` (`meshwright search --as NAME`): whose libraries its
 kernels are of, what its CPU takes for collectives and layers, which kernels it fuses, how its
-gradients agree, what its memory holds. Until 26 November 2026 this page came from a second model in this folder; that is
-gone.
+gradients agree, what its memory holds. Until 26 November 2026 this page came from a second model in
+this folder; that is gone.
 
 No number is fitted to these rows. Constants of styles come from the calibration part of the tables,
 from data sheets, from sources of the stacks or from stated assumptions; many of the mechanisms were
@@ -30,8 +30,8 @@ LOG = """\
   freed late, an allocator's reserve) is part of its style; an allocator that is short of memory
   gives back what is only reserved, so that verdicts do not count it. FSDP over context ranks alone
   (one replica) has no place in a plan.
-- FSDP in a pipeline neither frees parameters nor reduces gradients between micro-batches: it is ZeRO
-  1 of ours.
+- FSDP in a pipeline neither frees parameters nor reduces gradients between micro-batches: it is
+  ZeRO 1 of ours.
 - Experts are left out: none of these rows' models is one that we trace.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the

@@ -32,6 +32,7 @@ _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 _TITAN = Stack("torchtitan", keeps_gathered=True)
 _TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
 _TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
+_BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
@@ -45,7 +46,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
     (("nemo", "transformer engine", "megatron bridge"), Stack("nemo")),
     (("megatron-core",), Stack("megatron")),
-    (("bigscience", "bloom"), Stack("bloom", flash=False, dropout=0.1, cut=full)),
+    (("bigscience", "bloom"), _BLOOM),
     (("megatron",), Stack("megatron-2022", flash=False, dropout=0.1)),
     (("alpa",), Stack("alpa", flash=False)),
     (("fsdp",), _TITAN),
@@ -73,6 +74,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
         return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
+    if stack is _BLOOM and "fp32 gradients" in row.precision:
+        return replace(stack, style="bloom-bf16", sums_half=False)
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():

@@ -3,6 +3,7 @@
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
