@@ -14,6 +14,7 @@ from types import TracebackType
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from meshwright.ir.comm.opening import STORE_OPERATION_S
 from meshwright.ir.torch_private import job_store
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world.standing import (
@@ -29,6 +30,12 @@ from meshwright.runtime.world.standing import (
 BEAT_S = 1.0
 DEAD_S = 12.0
 """A rank that has not beaten for so long is dead. Hanging Python code still beats."""
+_BEAT_OPERATIONS, _SHARE = 4, 0.1
+"""Of the store, of a rank that beats and looks at its neighbour; and of the store's time, at most,
+for the beats of all ranks."""
+_LOOKERS = 8
+"""Ranks that look at all others, where something stands still: each reads as many beats as there
+are ranks."""
 GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"
@@ -44,6 +51,9 @@ class Failures:
         # torchrun's; of other launchers, a shell that started the ranks may well be gone.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread: threading.Thread | None = None
+        self._beat_s = beat_s(world_size)
+        self._dead_s = max(DEAD_S, 4 * self._beat_s)
+        self._looks = looks_at_all(rank, world_size)
         if world_size > 1:
             self._store = job_store()
             self._beat(0)
@@ -104,7 +114,7 @@ class Failures:
     def _watch(self) -> None:
         peer = (self._rank + 1) % self._world
         seen, since, count = b"", time.monotonic(), 0
-        while not self._closed.wait(BEAT_S):
+        while not self._closed.wait(self._beat_s):
             count += 1
             if self._launcher is not None and os.getppid() != self._launcher:
                 self._leave(f"torchrun (process {self._launcher}) is gone")
@@ -116,7 +126,7 @@ class Failures:
                     beat = self._store.get(_beat_key(peer))
                     if beat != seen:
                         seen, since = beat, time.monotonic()
-                if seen and time.monotonic() - since > DEAD_S:
+                if seen and time.monotonic() - since > self._dead_s:
                     self._judge_silent(peer, loads(seen))
                 self._check_progress()
             except (dist.DistError, RuntimeError) as error:
@@ -128,9 +138,9 @@ class Failures:
         """Publishes why the neighbour does not beat, if it should."""
         if last.phase != LEFT:
             self._publish(
-                f"rank {peer} died or was stopped, {last}: no sign of life for {DEAD_S:g} s"
+                f"rank {peer} died or was stopped, {last}: no sign of life for {self._dead_s:g} s"
             )
-        elif self._stuck_s() > DEAD_S and standing(self._progress).waits:
+        elif self._stuck_s() > self._dead_s and standing(self._progress).waits:
             self._publish(_has_left(peer, last))
 
     def _stuck_s(self) -> float:
@@ -139,7 +149,8 @@ class Failures:
         return time.monotonic() - self._progress.since if inside else 0.0
 
     def _check_progress(self) -> None:
-        if self._stuck_s() > self._hang_s and (cause := self._slowest()):
+        stuck = self._looks and self._stuck_s() > self._hang_s
+        if stuck and (cause := self._slowest()):
             self._publish(cause)
 
     def _slowest(self) -> str:
@@ -163,9 +174,12 @@ class Failures:
         """Which other rank a broken or late connection comes from, as far as beats say; in about
         three of them."""
         try:
+            if not self._looks:  # others say it
+                time.sleep(4 * self._beat_s)
+                return ""
             keys = {rank: _beat_key(rank) for rank in range(self._world) if rank != self._rank}
             known = {r: self._store.get(k) for r, k in keys.items() if self._store.check([k])}
-            time.sleep(3 * BEAT_S)
+            time.sleep(3 * self._beat_s)
             for rank, beat in known.items():
                 if (last := loads(beat)).phase != LEFT and self._store.get(keys[rank]) == beat:
                     return f"rank {rank} died, {last}"
@@ -200,6 +214,16 @@ class _Reporter:
     ) -> None:
         if error is not None:
             self._failures.report(error)
+
+
+def beat_s(world_size: int) -> float:
+    """Seconds between two beats of a rank: more where so many ranks would keep the store busy."""
+    return max(BEAT_S, world_size * _BEAT_OPERATIONS * STORE_OPERATION_S / _SHARE)
+
+
+def looks_at_all(rank: int, world_size: int) -> bool:
+    """Whether the rank is one of those that look at all others where something stands still."""
+    return rank % max(1, world_size // _LOOKERS) == 0
 
 
 def _beat_key(rank: int) -> str:

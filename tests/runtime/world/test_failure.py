@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.ir.comm.opening import STORE_OPERATION_S
+from meshwright.runtime.world.failure import BEAT_S, beat_s, looks_at_all
 from meshwright.testing.handmade import Chain, batches, make_job, plan_of
 from tests.runtime.small_jobs import gpipe, stage
 
@@ -145,3 +147,13 @@ def _alive(text: str) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def test_beats_of_large_jobs_leave_the_store_idle():
+    assert beat_s(3) == beat_s(1024) == BEAT_S
+    for world in (512, 4096, 16384):
+        operations_per_s = 4 * world / beat_s(world)
+        assert operations_per_s * STORE_OPERATION_S <= 0.1 + 1e-9
+        lookers = sum(looks_at_all(rank, world) for rank in range(world))
+        assert 8 <= lookers <= 9 and looks_at_all(0, world)
+    assert all(looks_at_all(rank, 8) for rank in range(8)), "in small jobs all look"
