@@ -5,7 +5,7 @@ turn (ours, theirs, ours, ...), so that a drifting machine hits both, and all lo
 Printed are the medians of the ratios of pairs, theirs by ours: by the clock, and by the processor
 time of all ranks together, which what else runs on the machine changes less.
 
-    python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--device cuda]
+    python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--only DDP] [--device cuda]
 
 The device is the GPU if this machine has one; there NCCL takes the place of Gloo.
 """
@@ -195,7 +195,7 @@ def compare(name: str, mine: Step, theirs: Step, pairs: int, device: torch.devic
         )
 
 
-def worker(pairs: int, kind: str) -> None:
+def worker(pairs: int, kind: str, only: str) -> None:
     """What each rank does."""
     torch.set_num_threads(1)
     local = int(os.environ["LOCAL_RANK"])
@@ -207,13 +207,14 @@ def worker(pairs: int, kind: str) -> None:
     each = LAYERS // world
     cuts = [1 + each * stage for stage in range(1, world)]  # block 0 is the embedding
     pipe = {"pp": world, "num_microbatches": MICROBATCHES, "cuts": cuts}
-    pairs_of = {
-        "DDP": (ours(device, dp_replicate=world), torch_dp(device, shard=False)),
-        "FSDP2": (ours(device, dp_shard=world, zero=3), torch_dp(device, shard=True)),
-        "torch pipelining 1F1B": (ours(device, **pipe), torch_pipeline(device)),
+    engines: dict[str, tuple[dict[str, Any], Callable[[], Step]]] = {
+        "DDP": ({"dp_replicate": world}, lambda: torch_dp(device, shard=False)),
+        "FSDP2": ({"dp_shard": world, "zero": 3}, lambda: torch_dp(device, shard=True)),
+        "torch pipelining 1F1B": (pipe, lambda: torch_pipeline(device)),
     }
-    for name, (mine, theirs) in pairs_of.items():
-        compare(name, mine, theirs, pairs, device)
+    for name, (choice, theirs) in engines.items():
+        if only in name:
+            compare(name, ours(device, **choice), theirs(), pairs, device)
     dist.destroy_process_group()
 
 
@@ -221,10 +222,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--only", default="", help="part of an engine's name")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        worker(options.pairs, options.device)
+        worker(options.pairs, options.device, options.only)
     else:
         for ranks in options.ranks:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
