@@ -34,7 +34,7 @@ class Memory:
 
     def of(self, op: RawOp, fakes: Mapping[str, torch.Tensor]) -> SavedOfCall:
         if op.name == "aten.scaled_dot_product_attention.default":
-            # With dropout the CPU keeps every score; the kernels of devices redo the mask instead.
+            # With dropout plain torch keeps every score on a CPU, we keep few; kernels keep none.
             op = replace(op, args=op.args | {"dropout_p": 0.0})
         key = (op.name, op.grad, tuple((k, _keyed(v, fakes)) for k, v in op.args.items()),
                _wiring(op.inputs))  # fmt: skip

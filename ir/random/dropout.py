@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.graph.own_operators import LIBRARY
-from meshwright.ir.launch import INTERPRETED, TAKEN, Build, jit, tl, triton, way, wide
+from meshwright.ir.launch import (
+    INTERPRETED,
+    TAKEN,
+    Build,
+    held_dtype,
+    jit,
+    tl,
+    triton,
+    way,
+    wide,
+)
 from meshwright.ir.random.philox import (
     block_numbers,
     factors_of,
@@ -61,7 +71,8 @@ def factors(
 def _by_torch(
     x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
-    return x * factors(x, p, key, first, sizes, strides)
+    held = x.to(held_dtype(x.dtype))
+    return (held * factors(held, p, key, first, sizes, strides)).to(x.dtype)
 
 
 @jit
@@ -156,9 +167,10 @@ def dropout(
     in dims of `sizes` (one may be -1, the rest), have numbers from `first` on, `strides` apart.
 
     p is taken to the nearest 2^-16, and the scale is that of what is taken. On a CPU, where drawing
-    takes most of the time, the factors are kept for the backward; elsewhere nothing is.
+    takes most of the time, the factors are kept for the backward, if x's dtype can say what the
+    scale is; otherwise nothing is.
     """
-    if x.device.type == "cpu" and not INTERPRETED:
+    if x.device.type == "cpu" and x.dtype is held_dtype(x.dtype) and not INTERPRETED:
         kept: Tensor = FACTORS(x, p, key, first, sizes, strides)
         return x * kept
     apply: Callable[..., Tensor] = _Dropout.apply

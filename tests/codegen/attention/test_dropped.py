@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.codegen.attention import dropped
 from meshwright.codegen.collectives.comm import Comm
@@ -149,3 +150,30 @@ def test_tensors_without_memory_pass_through():
         assert made.shape == shape
         made.sum().backward()
         assert operands[0].grad.shape == shape
+
+
+class _Count(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _counted(run) -> int:
+    """Operators that torch dispatches in a forward and its backward."""
+    query = torch.randn(B, L, H, E).transpose(1, 2).requires_grad_()
+    with _Count() as counted:
+        run(query).sum().backward()
+    return counted.count
+
+
+def test_no_more_is_dispatched_than_by_plain_torch():
+    comm, each = _comm(), H * L * L
+    ours = lambda x: dropped.attention(  # noqa: E731
+        comm, x, x, x, "op", None, P, True, rows=1, per_sample=each
+    )
+    theirs = lambda x: scaled_dot_product_attention(x, x, x, None, P, True)  # noqa: E731
+    assert _counted(ours) <= _counted(theirs)
+    alone = _counted(lambda x: dropout(comm, x, P, "op", per_sample=H * L * E))
+    assert alone <= _counted(lambda x: torch.dropout(x, P, True))
