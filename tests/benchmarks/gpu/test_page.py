@@ -118,7 +118,7 @@ def test_a_rehearsal_gets_no_page_among_the_docs_and_no_evidence(tmp_path):
 
 
 def test_packages_to_carry_follow_from_a_rehearsal(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="there is no .*modules.txt"):
+    with pytest.raises(SystemExit, match=r"there is no .*modules\.txt"):
         main(["--needs", "--seen", "--out", str(tmp_path)])
     (tmp_path / MODULES).write_text("pydantic\npydantic_core\njson\n")
     main(["--needs", "--seen", "--out", str(tmp_path)])
