@@ -165,7 +165,10 @@ def print_needs(there: Path, rehearsed: Path | None) -> None:
         if rehearsed is None:
             rehearsed = Path(folder)
             run_day(_parser().parse_args(["--rehearse", "--out", str(rehearsed)]))
-        modules = (rehearsed / MODULES).read_text(encoding="utf-8").split()
+        noted = rehearsed / MODULES
+        if not noted.is_file():
+            raise PlanError(f"there is no {noted}: rehearse into this folder, or leave --seen out")
+        modules = noted.read_text(encoding="utf-8").split()
     pinned = seen.versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     asked = seen.wanted((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheels = seen.lacking(modules, seen.versions(there.read_text(encoding="utf-8")), pinned, asked)

@@ -10,7 +10,7 @@ from benchmarks.gpu.evidence import curve_rows, curves_of, link_rows
 from benchmarks.gpu.main import PAGE, main
 from benchmarks.gpu.page import page, shown
 from benchmarks.gpu.recipe import Recipe
-from benchmarks.gpu.results import PROFILE, DayRun, Result, load, save
+from benchmarks.gpu.results import MODULES, PROFILE, DayRun, Result, load, save
 from benchmarks.gpu.step import Step, load_steps, recipes_of
 from benchmarks.gpu.steps.gpu_tests import read as read_tests
 from benchmarks.gpu.steps.host_time import kernel_facts
@@ -115,6 +115,15 @@ def test_a_rehearsal_gets_no_page_among_the_docs_and_no_evidence(tmp_path):
     for asked in ("--page", "--fold"):
         with pytest.raises(SystemExit, match="is a rehearsal: it measured nothing"):
             main([asked, str(tmp_path)])
+
+
+def test_packages_to_carry_follow_from_a_rehearsal(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"there is no .*modules\.txt"):
+        main(["--needs", "--seen", "--out", str(tmp_path)])
+    (tmp_path / MODULES).write_text("pydantic\npydantic_core\njson\n")
+    main(["--needs", "--seen", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "pip download --no-deps" in printed and "pydantic-core==" in printed
 
 
 def _profile(preset: str, factor: float) -> Profile:
