@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,13 +134,14 @@ def torch_pipeline(device: torch.device) -> Step:
     return step
 
 
-def ours(device: torch.device, **choice: Any) -> Step:
-    """A job under the plan of these meshes."""
+def ours(device: torch.device, *, prefetch: int = 0, **choice: Any) -> Step:
+    """A job under the plan of these meshes; parameters are gathered so many blocks ahead."""
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
     graph = trace(build(), {"input_ids": ids, "labels": ids})
     cluster = Cluster.detect() if device.type == "cuda" else Cluster.local(dist.get_world_size())
     problem = make_problem(graph, cluster, precision="fp32", optimizer="adamw")
     plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
+    plan = replace(plan, stages=tuple(replace(s, prefetch=prefetch) for s in plan.stages))
     job = compile_job(
         build(), plan, graph=graph, optimizer="adamw", lr=LR, device=device, check=False
     )
@@ -209,7 +211,11 @@ def worker(pairs: int, kind: str, only: str) -> None:
     pipe = {"pp": world, "num_microbatches": MICROBATCHES, "cuts": cuts}
     engines: dict[str, tuple[dict[str, Any], Callable[[], Step]]] = {
         "DDP": ({"dp_replicate": world}, lambda: torch_dp(device, shard=False)),
-        "FSDP2": ({"dp_shard": world, "zero": 3}, lambda: torch_dp(device, shard=True)),
+        # FSDP2 gathers one block ahead, too.
+        "FSDP2": (
+            {"dp_shard": world, "zero": 3, "prefetch": 1},
+            lambda: torch_dp(device, shard=True),
+        ),
         "torch pipelining 1F1B": (pipe, lambda: torch_pipeline(device)),
     }
     for name, (choice, theirs) in engines.items():
