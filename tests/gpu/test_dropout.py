@@ -8,9 +8,9 @@ import torch
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from tests.activated_jobs import activated, activated_graph, activated_losses, pairs, squared
 from tests.gpu.devices import DEVICES, on_each
-from tests.gpu.test_jobs import cluster
-from tests.test_dropout import activated, activated_graph, activated_losses, pairs, squared
+from tests.gpu.jobs import cluster
 
 KERNELS: dict[str, tuple[str, ...]] = {"alone": (), "after GELU": ("bias_gelu",)}
 

@@ -13,10 +13,10 @@ import torch
 from meshwright.ir import launch
 from meshwright.ir.kernels import route
 from tests.codegen.kernels import (
-    test_bucket,
-    test_bucket_update,
-    test_gelu_dropout,
-    test_peers,
+    bucket_cases,
+    bucket_update_cases,
+    gelu_dropout_cases,
+    peers_cases,
 )
 from tests.codegen.kernels.cases import CASES, DTYPES, Found, check
 from tests.gpu.devices import DEVICES, each_name, on_each
@@ -92,37 +92,37 @@ def _against_float64(kernel: str, device: str) -> tuple[list[Found], set[str]]:
 
 def _bucket() -> list[tuple[float, float]]:
     return [
-        (test_bucket.difference(source, flat, scale),
+        (bucket_cases.difference(source, flat, scale),
          2**-7 if (source, flat) == ("float32", "bfloat16") else 0.0)
-        for source, flat, scale in test_bucket.CASES
+        for source, flat, scale in bucket_cases.CASES
     ]  # fmt: skip
 
 
 def _bucket_update() -> list[tuple[float, float]]:
-    every = product(range(len(test_bucket_update.OPTIMIZERS)), test_bucket_update.DTYPES.items())
+    every = product(range(len(bucket_update_cases.OPTIMIZERS)), bucket_update_cases.DTYPES.items())
     return [
-        (test_bucket_update.difference(index, getattr(torch, dtype)), bound)
+        (bucket_update_cases.difference(index, getattr(torch, dtype)), bound)
         for index, (dtype, bound) in every
     ]
 
 
 def _gelu_dropout() -> list[tuple[float, float]]:
     """Masks are those that a CPU draws."""
-    return [(max(errors), 1e-12) for errors in test_gelu_dropout.under()["errors"]]
+    return [(max(errors), 1e-12) for errors in gelu_dropout_cases.under()["errors"]]
 
 
 def _peers(name: str) -> list[tuple[float, float]]:
     """Kernels that read the memory of peers, which here lies on one device; only by Triton."""
-    dtypes = test_peers.DTYPES | {"bfloat16": 3e-2}
+    dtypes = peers_cases.DTYPES | {"bfloat16": 3e-2}
     return [
         (error, bound)
-        for (dtype, bound), ranks in product(dtypes.items(), test_peers.RANKS)
-        for error in test_peers.CASES[name](getattr(torch, dtype), ranks)
+        for (dtype, bound), ranks in product(dtypes.items(), peers_cases.RANKS)
+        for error in peers_cases.CASES[name](getattr(torch, dtype), ranks)
     ]
 
 
 OTHERS = {"bucket": _bucket, "bucket_update": _bucket_update, "gelu_dropout": _gelu_dropout}
-NAMES = {"cpu": [*OTHERS], "cuda": [*OTHERS, *test_peers.CASES]}
+NAMES = {"cpu": [*OTHERS], "cuda": [*OTHERS, *peers_cases.CASES]}
 """Those of peers run on the CPU under Triton's interpreter alone (`test_peers`)."""
 
 

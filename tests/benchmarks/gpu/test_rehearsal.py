@@ -7,7 +7,7 @@ from benchmarks.gpu.main import ROOT
 from benchmarks.gpu.page import page
 from benchmarks.gpu.results import MODULES, load
 from benchmarks.gpu.step import load_steps
-from tests.benchmarks.gpu.test_runner import day
+from tests.benchmarks.gpu.days import day
 
 CARRIED = {"ortools", "pydantic", "pydantic-core", "annotated-types", "typing-inspection",
            "immutabledict", "protobuf"}  # fmt: skip

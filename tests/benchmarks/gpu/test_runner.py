@@ -1,10 +1,7 @@
 """Steps that hang, die, print garbage or eat memory: the rest goes on, and results say so."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 HEAD = """
 import os, signal, subprocess, sys, time
 from benchmarks.gpu.step import Step
+from tests.benchmarks.gpu.days import day
 
 def run(place):
     yield "before", 1
@@ -55,18 +53,6 @@ def write_steps(folder: Path) -> None:
                            limit=LIMIT.get(name, 30))  # fmt: skip
         (folder / f"{name}.py").write_text(text)
     (folder / "broken.py").write_text(BROKEN)
-
-
-def day(folder: Path, *arguments: str, steps: Path | None = None) -> dict[str, dict]:
-    """Runs the command; the results by step."""
-    environment = os.environ | ({"MESHWRIGHT_GPU_STEPS": str(steps)} if steps else {})
-    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--out", str(folder)]
-    done = subprocess.run([*command, *arguments], cwd=ROOT, env=environment, timeout=300,
-                          capture_output=True, text=True)  # fmt: skip
-    assert (folder / "results.json").exists(), done.stderr
-    found = json.loads((folder / "results.json").read_text())["results"]
-    assert all(one["step"] in done.stdout for one in found)
-    return {one["step"]: one for one in found}
 
 
 @pytest.fixture(scope="module", params=["forked", "anew"])
