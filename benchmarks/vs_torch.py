@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,18 +183,20 @@ def compare(name: str, mine: Step, theirs: Step, pairs: int, device: torch.devic
         rows.append((a, b))
     del rows[:WARM]
     if dist.get_rank() == 0:
-        tokens = BATCH * SEQUENCE
-        mine_s, theirs_s = (
-            statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True)
-        )
-        clock = statistics.median(b.clock_s / a.clock_s for a, b in rows)
-        busy = statistics.median(b.processor_s / a.processor_s for a, b in rows)
-        print(
-            f"{dist.get_world_size()} ranks  {name:22s} meshwright {tokens / mine_s:7.0f} tokens/s"
-            f"   torch {tokens / theirs_s:7.0f} tokens/s   ratio {clock:.3f}"
-            f"   of processor time {busy:.3f}",
-            flush=True,
-        )
+        print(line(name, dist.get_world_size(), rows), flush=True)
+
+
+def line(name: str, ranks: int, rows: Sequence[tuple[Took, Took]]) -> str:
+    """What is printed of an engine: pairs of our steps and its."""
+    tokens = BATCH * SEQUENCE
+    mine_s, theirs_s = (statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True))
+    clock = statistics.median(b.clock_s / a.clock_s for a, b in rows)
+    busy = statistics.median(b.processor_s / a.processor_s for a, b in rows)
+    return (
+        f"{ranks} ranks  {name:22s} meshwright {tokens / mine_s:7.0f} tokens/s"
+        f"   torch {tokens / theirs_s:7.0f} tokens/s   ratio {clock:.3f}"
+        f"   of processor time {busy:.3f}"
+    )
 
 
 def worker(pairs: int, kind: str, only: str) -> None:

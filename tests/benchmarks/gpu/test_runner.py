@@ -13,12 +13,12 @@ from benchmarks.gpu import runner
 from benchmarks.gpu.results import DayRun, Result, load
 from benchmarks.gpu.runner import Devices, run_one, run_steps
 from benchmarks.gpu.step import Place, Step
+from tests.benchmarks.gpu.days import day
 
 ROOT = Path(__file__).parents[3]
 HEAD = """
 import os, signal, subprocess, sys, time
 from benchmarks.gpu.step import Step
-from tests.benchmarks.gpu.days import day
 
 def run(place):
     yield "before", 1
