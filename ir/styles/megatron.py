@@ -12,6 +12,7 @@ STYLE = Style(
     balanced=True,
     kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
-    memory=StackMemory(reserved=RESERVED),
+    # distrib_optimizer.py: state is split over the group of data and context parallelism.
+    memory=StackMemory(reserved=RESERVED, split_over=("cp",)),
     reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
 )
