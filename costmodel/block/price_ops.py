@@ -149,8 +149,10 @@ class Walk(Trace):
     def _loss_bytes(self, step: OpStep, local: LocalOp) -> int:
         """Gradients that are there at once in the backward of a loss; 0 for other ops."""
         found, of_stack = gradients_inside(local), self.site.run_as.memory.split_loss_bytes
+        if not found or not of_stack:
+            return found
         placed = [strategy.inputs[0] for strategy in step.strategies.values()]
-        if found and of_stack and any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
+        if any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
             return of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype])
         return found
 

@@ -79,7 +79,8 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
             f"{where}: has no key 'schema' ({SCHEMA!r}). A plan by hand is made whole by "
             f"`meshwright check {where} --model TARGET --cluster CLUSTER -o plan.json`"
         )
-    older = isinstance(data, dict) and data.get("schema") in _CONVERTED
+    named = data.get("schema") if isinstance(data, dict) else None
+    older = isinstance(named, str) and named in _CONVERTED
     check_schema(data, data["schema"] if older else SCHEMA, where)
     try:
         plan = _ADAPTER.validate_json(text, strict=True)

@@ -128,7 +128,7 @@ def test_report_counts_every_row(tmp_path: Path):
         (llama(precision="float8"), "torchtitan-2024"), (row("fms-fsdp"), "fms-fsdp"),
         (nanotron(8), "nanotron"), (nanotron(16, network_gb_s=CHECKED), "nanotron-checked"),
         (nanotron(16, network_gb_s={"ar_intra": 458.0}), "nanotron"),
-        (nanotron(16, text="nanotron bench_cluster"), "nanotron"),
+        (nanotron(16, text="nanotron bench_cluster"), "nanotron-2024"),
     ],
 )  # fmt: skip
 def test_rows_tell_their_stack(made: Row, stack: str):
