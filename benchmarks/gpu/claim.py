@@ -82,11 +82,11 @@ def on_page(page: str, pattern: str, times: float = 1.0, group: int = 1) -> Numb
     return read
 
 
-def banded(value: str, band: str, sign: int) -> Number:
+def banded(value: Number, band: str, sign: int) -> Number:
     """An end of the range that a prediction states: below it, or above, by its relative band."""
 
     def read(facts: Mapping[str, object]) -> float | None:
-        number, share = fact(value)(facts), fact(band)(facts)
+        number, share = value(facts), fact(band)(facts)
         return None if number is None or share is None else number * (1 + sign * share)
 
     return read

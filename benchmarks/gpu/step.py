@@ -186,3 +186,15 @@ def guarded(row: str, facts: Iterator[Fact]) -> Iterator[Fact]:
     except Exception as error:
         traceback.print_exc()
         yield f"{row}/{ERROR}", f"{type(error).__name__}: {error}"
+
+
+def each_in_time(
+    place: Place, recipes: Iterable[Recipe], each_s: int, one: Callable[[Recipe], Iterator[Fact]]
+) -> Iterator[Fact]:
+    """The facts of each recipe, guarded; of one that takes `each_s` on a GPU where less is left,
+    that it was left out."""
+    for recipe in recipes:
+        if place.left_s < place.of(each_s, 1):
+            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
+        else:
+            yield from guarded(recipe.name, one(recipe))

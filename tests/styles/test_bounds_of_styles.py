@@ -3,43 +3,28 @@
 from itertools import product
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from meshwright.costmodel.as_run import changes_exchanges
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.graph.graph import Graph
 from meshwright.ir.styles import STYLES, style
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.bounds.bound import lower_bound
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from tests.styles.small_llama import small_llama
 
 SHARDS = [(4, 0), (1, 1), (2, 1), (2, 3), (1, 3)]
 """Replicas of shards, and what is sharded, on four devices."""
 
 
-@pytest.fixture(scope="module")
-def graph() -> Graph:
-    config = LlamaConfig(
-        num_hidden_layers=3, hidden_size=1024, intermediate_size=2816, num_attention_heads=8,
-        num_key_value_heads=8, vocab_size=4000, use_cache=False,
-    )  # fmt: skip
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    ids = torch.zeros(2, 128, dtype=torch.int64)
-    return trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=16, precision="bf16")
-
-
 @pytest.mark.parametrize("name", [n for n in STYLES if changes_exchanges(style(n))])
-def test_no_plan_beats_the_bound(name: str, graph: Graph) -> None:
+def test_no_plan_beats_the_bound(name: str) -> None:
     cluster = Cluster.preset("h100-sxm", num_nodes=2, devices_per_node=2, network="ethernet-25g")
     for (replicas, level), batches in product(SHARDS, (1, 4)):
         pins = (
             f"dp_replicate={replicas}", f"zero={level}", "pp=1", "tp=1", "cp=1",
             f"num_microbatches={batches}", "recompute=none", "saved=none",
         )  # fmt: skip
-        asked = make_problem(graph, cluster, constraints=pins, precision="bf16", style=name)
+        asked = make_problem(small_llama(), cluster, constraints=pins, precision="bf16", style=name)
         plan = build_plan(asked, uniform_choice(
             asked, dp_replicate=replicas, dp_shard=4 // replicas, zero=level,
             num_microbatches=batches,

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate_all
@@ -13,42 +11,31 @@ from meshwright.costmodel.memory.stack_bytes import SteppedGroup, late_bytes, st
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import model_mesh
 from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.stack_memory import LateFrees, StackMemory
 from meshwright.ir.styles import style
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from tests.styles.small_llama import WIDTH, WORDS, small_llama
 
 CLUSTER = Cluster.preset("h100-sxm", num_nodes=1)
 TRAINED = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def graph() -> Graph:
-    config = LlamaConfig(
-        num_hidden_layers=4, hidden_size=1024, intermediate_size=2816, num_attention_heads=8,
-        num_key_value_heads=8, vocab_size=32000, use_cache=False,
-    )  # fmt: skip
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    ids = torch.zeros(2, 64, dtype=torch.int64)
-    return trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=32, precision="bf16")
-
-
 def memory(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph, habits: StackMemory, *pins: str, **layout: Any
+    monkeypatch: pytest.MonkeyPatch, habits: StackMemory, *pins: str, **layout: Any
 ) -> RankMemory:
     """Of the fullest rank, as a stack with these habits runs a layout."""
-    problem = make_problem(graph, CLUSTER, constraints=("sync=zero", *pins), precision="bf16")
+    problem = make_problem(
+        small_llama(), CLUSTER, constraints=("sync=zero", *pins), precision="bf16"
+    )
     plan = build_plan(problem, uniform_choice(problem, **layout), predict=False)
     with monkeypatch.context() as patch:
         stack = replace(style(""), memory=habits)
         patch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
-        tables = CostTables(graph, CLUSTER, plan.precision)
-        stages = estimate_all(graph, CLUSTER, plan, tables).prediction.stages
+        tables = CostTables(small_llama(), CLUSTER, plan.precision)
+        stages = estimate_all(small_llama(), CLUSTER, plan, tables).prediction.stages
     return max([stage.memory for stage in stages], key=lambda found: found.total_bytes)
 
 
@@ -56,22 +43,22 @@ NONE = StackMemory()
 
 
 def test_what_is_reserved_beyond_is_a_share_of_all(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=1)
-    more = memory(monkeypatch, graph, StackMemory(reserved=0.1), dp_shard=8, zero=1)
+    plain = memory(monkeypatch, NONE, dp_shard=8, zero=1)
+    more = memory(monkeypatch, StackMemory(reserved=0.1), dp_shard=8, zero=1)
     allocated = plain.total_bytes - plain.process_bytes - plain.fragmentation_bytes
     assert more.total_bytes - plain.total_bytes == pytest.approx(0.1 * allocated, abs=2)
 
 
 def test_gradients_that_stay_are_all_there_at_once(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout = {"dp_shard": 8, "zero": 1, "num_microbatches": 4}
-    plain = memory(monkeypatch, graph, NONE, **layout)
-    held = memory(monkeypatch, graph, StackMemory(holds_gradients=True), **layout)
+    plain = memory(monkeypatch, NONE, **layout)
+    held = memory(monkeypatch, StackMemory(holds_gradients=True), **layout)
     # At its peak the backward has made at least those of the head, in half precision.
-    head = 32000 * 1024 * 2
+    head = WORDS * WIDTH * 2
     assert head <= held.total_bytes - plain.total_bytes < plain.gradients_bytes / 2
 
 
@@ -101,18 +88,14 @@ def test_buckets_and_gathers_are_of_the_forms_that_have_them() -> None:
 
 
 def test_what_is_reserved_apart_is_given_back_when_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room = CLUSTER.device_types[0].memory_bytes
-    plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=1)
+    plain = memory(monkeypatch, NONE, dp_shard=8, zero=1)
     apart = StackMemory(stepping=16.0, stepping_bytes=2**40, stepping_apart=True)
-    assert memory(monkeypatch, graph, apart, dp_shard=8, zero=1).total_bytes == room
+    assert memory(monkeypatch, apart, dp_shard=8, zero=1).total_bytes == room
     needed = StackMemory(stepping_bytes=2**40)
-    assert (
-        memory(monkeypatch, graph, needed, dp_shard=8, zero=1).total_bytes
-        > room
-        > (plain.total_bytes)
-    )
+    assert memory(monkeypatch, needed, dp_shard=8, zero=1).total_bytes > room > (plain.total_bytes)
 
 
 @dataclass(frozen=True)
@@ -139,26 +122,26 @@ def test_values_are_late_by_what_the_cpu_is_ahead() -> None:
 
 
 def test_collectives_in_place_have_no_flat_tensors(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lean = StackMemory(in_place=True)
-    for level, saves in ((1, 0), (2, 0), (3, 32000 * 1024)):
-        plain = memory(monkeypatch, graph, NONE, dp_shard=8, zero=level)
-        found = memory(monkeypatch, graph, lean, dp_shard=8, zero=level)
+    for level, saves in ((1, 0), (2, 0), (3, WORDS * WIDTH)):
+        plain = memory(monkeypatch, NONE, dp_shard=8, zero=level)
+        found = memory(monkeypatch, lean, dp_shard=8, zero=level)
         assert plain.total_bytes - found.total_bytes >= saves
         assert found.communication_bytes < max(1, plain.communication_bytes)
 
 
 def test_state_is_split_over_context_ranks_too(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = StackMemory(split_over=("cp",))
     layout: dict[str, Any] = {"model": model_mesh({"cp": 2}), "dp_shard": 4, "zero": 1}
-    plain = memory(monkeypatch, graph, NONE, **layout)
-    split = memory(monkeypatch, graph, over, **layout)
+    plain = memory(monkeypatch, NONE, **layout)
+    split = memory(monkeypatch, over, **layout)
     assert split.optimizer_bytes == pytest.approx(plain.optimizer_bytes / 2, rel=1e-6)
     same: dict[str, Any] = {"tp": 2, "dp_shard": 4, "zero": 1}
-    assert memory(monkeypatch, graph, over, **same) == memory(monkeypatch, graph, NONE, **same)
+    assert memory(monkeypatch, over, **same) == memory(monkeypatch, NONE, **same)
 
 
 def test_shares_are_checked() -> None:

@@ -1,11 +1,12 @@
 """The largest batch in one piece: kept, made again, moved to the host; the predicted one is run."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.claim import Claim, fact, fixed
 from benchmarks.gpu.recipe import Recipe
-from benchmarks.gpu.step import ERROR, Fact, Place, Step, guarded
+from benchmarks.gpu.step import Fact, Place, Step, each_in_time
 
 if TYPE_CHECKING:
     from benchmarks.gpu.planned import Planned
@@ -24,11 +25,7 @@ _EACH_S = 8
 
 def run(place: Place) -> Iterator[Fact]:
     """Yields per kind the batch, whether it and a larger one fit, and the memory it took."""
-    for recipe in RECIPES:
-        if place.left_s < place.of(_EACH_S, 1):
-            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
-        else:
-            yield from guarded(recipe.name, _one(place, recipe))
+    yield from each_in_time(place, RECIPES, _EACH_S, partial(_one, place))
 
 
 def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:

@@ -133,8 +133,8 @@ STEP = Step(
     claims=(
         Claim(text="an operator takes the host what the preset says of dispatch",
               page="concepts.md", unit="s", measured=_per_operator,
-              low=banded("dispatch_preset_s", "dispatch_band", -1),
-              high=banded("dispatch_preset_s", "dispatch_band", 1)),
+              low=banded(fact("dispatch_preset_s"), "dispatch_band", -1),
+              high=banded(fact("dispatch_preset_s"), "dispatch_band", 1)),
         Claim(text="what a process holds beside its tensors is no more than the preset keeps free",
               page="concepts.md", unit="bytes", measured=fact("context_bytes"), low=fixed(0),
               high=fact("context_preset_bytes")),

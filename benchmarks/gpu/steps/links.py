@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.gpu.claim import Claim, Number, fact
-from benchmarks.gpu.step import Fact, Facts, Place, Step
+from benchmarks.gpu.claim import Claim, banded, fact, fixed
+from benchmarks.gpu.step import Fact, Place, Step
 from meshwright.ir.cluster.device import OPERATIONS
 
 _START_S = 12.0
@@ -45,21 +45,14 @@ def run(place: Place) -> Iterator[Fact]:
             yield f"{operation}/largest_s", large["measured_s"]
 
 
-def _end(operation: str, sign: int) -> Number:
-    def read(facts: Facts) -> float | None:
-        band = fact(f"{operation}/band")(facts)
-        return None if band is None else 1 + sign * band
-
-    return read
-
-
 STEP = Step(
     name="links", does="NCCL's collectives beside the link model", order=52, limit_s=60,
     least_s=30, gpus=2, run=run,
     claims=tuple(
         Claim(
             text=f"{operation}: the link model gives what it takes, at the median, within its band",
-            page="results/links.md", low=_end(operation, -1), high=_end(operation, 1),
+            page="results/links.md", low=banded(fixed(1), f"{operation}/band", -1),
+            high=banded(fixed(1), f"{operation}/band", 1),
             measured=fact(f"{operation}/model_over_measured"),
         )
         for operation in OPERATIONS

@@ -1,12 +1,13 @@
 """Five models: a step and its memory as predicted, by a job, and by plain PyTorch."""
 
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.claim import Claim, Number, banded, fact, fixed, on_page, ratio
 from benchmarks.gpu.recipe import Recipe
-from benchmarks.gpu.step import ERROR, Fact, Facts, Place, Step, guarded
+from benchmarks.gpu.step import Fact, Facts, Place, Step, each_in_time
 
 if TYPE_CHECKING:
     from meshwright.ir.profile.profile import Profile
@@ -25,14 +26,10 @@ def run(place: Place) -> Iterator[Fact]:
 
     profile = profile_of(place)
     yield "profile", profile.fingerprint if profile else "none: no step has measured one"
-    for recipe in RECIPES:
-        if place.left_s < place.of(_EACH_S, 1):
-            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
-            continue
-        yield from guarded(recipe.name, one_model(place, recipe, profile))
+    yield from each_in_time(place, RECIPES, _EACH_S, partial(one_model, place, profile))
 
 
-def one_model(place: Place, recipe: Recipe, profile: "Profile | None") -> Iterator[Fact]:
+def one_model(place: Place, profile: "Profile | None", recipe: Recipe) -> Iterator[Fact]:
     """Yields the facts of one model."""
     from benchmarks.gpu.eager import Autocast, Copies
     from benchmarks.gpu.measured import free, time_steps
@@ -114,8 +111,8 @@ def _claims(name: str) -> Iterator[Claim]:
         band = "band" if which == "predicted" else f"{which}_band"
         yield Claim(
             text=text, page="concepts.md", unit="s", measured=fact(f"{name}/chained_s"),
-            low=banded(f"{name}/{which}_s", f"{name}/{band}", -1),
-            high=banded(f"{name}/{which}_s", f"{name}/{band}", 1),
+            low=banded(fact(f"{name}/{which}_s"), f"{name}/{band}", -1),
+            high=banded(fact(f"{name}/{which}_s"), f"{name}/{band}", 1),
         )  # fmt: skip
     for text, said, found, bar in (
         (f"{name}: the allocator takes what the plan says, as near as on CPUs",

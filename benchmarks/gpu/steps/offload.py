@@ -1,10 +1,11 @@
 """Parameters and optimizer on the host: steps and memory beside the prediction."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.gpu.claim import Claim, banded, fact
 from benchmarks.gpu.recipe import PLAIN, Recipe
-from benchmarks.gpu.step import ERROR, Fact, Place, Step, guarded
+from benchmarks.gpu.step import Fact, Place, Step, each_in_time
 
 RECIPES = tuple(
     Recipe(name=f"gpt2-medium-{store.replace('_', '-')}", workload="gpt2-medium",
@@ -16,11 +17,7 @@ _EACH_S = 9
 
 def run(place: Place) -> Iterator[Fact]:
     """Yields each store's prediction, times and memory."""
-    for recipe in RECIPES:
-        if place.left_s < place.of(_EACH_S, 1):
-            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
-        else:
-            yield from guarded(recipe.name, _one(place, recipe))
+    yield from each_in_time(place, RECIPES, _EACH_S, partial(_one, place))
 
 
 def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
@@ -43,8 +40,8 @@ STEP = Step(
         Claim(
             text=f"{recipe.name}: a step takes what its plan says, within the band that it states",
             page="results/host_memory.md", unit="s", measured=fact(f"{recipe.name}/chained_s"),
-            low=banded(f"{recipe.name}/predicted_s", f"{recipe.name}/band", -1),
-            high=banded(f"{recipe.name}/predicted_s", f"{recipe.name}/band", 1),
+            low=banded(fact(f"{recipe.name}/predicted_s"), f"{recipe.name}/band", -1),
+            high=banded(fact(f"{recipe.name}/predicted_s"), f"{recipe.name}/band", 1),
         )
         for recipe in RECIPES
     ),

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from benchmarks.gpu.claim import Claim, Number, fact
+from benchmarks.gpu.claim import Claim, banded, fact, fixed
 from benchmarks.gpu.results import PROFILE
-from benchmarks.gpu.step import Fact, Facts, Place, Step
+from benchmarks.gpu.step import Fact, Place, Step
 from meshwright.ir.cluster.device import OpClass
 
 _REHEARSED_S = 5.0
@@ -43,21 +43,14 @@ def run(place: Place) -> Iterator[Fact]:
         yield from row.facts()
 
 
-def _end(row: str, sign: int) -> Number:
-    def read(facts: Facts) -> float | None:
-        band = fact(f"{row}/band")(facts)
-        return None if band is None else 1 + sign * band
-
-    return read
-
-
 STEP = Step(
     name="profile", does="a profile of the device, and the preset beside it", order=40, limit_s=90,
     least_s=30, run=run,
     claims=tuple(
         Claim(
             text=f"{kind}: the preset's curve gives what ops take, at the median, within its band",
-            page="results/devices.md", low=_end(kind, -1), high=_end(kind, 1),
+            page="results/devices.md", low=banded(fixed(1), f"{kind}/band", -1),
+            high=banded(fixed(1), f"{kind}/band", 1),
             measured=fact(f"{kind}/preset_over_measured"),
         )
         for kind in OpClass

@@ -1,10 +1,11 @@
 """The same model with dropout, compiled, with fused kernels; beside plain PyTorch with dropout."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.gpu.claim import Claim, banded, fact, fixed, ratio
 from benchmarks.gpu.recipe import PLAIN, Recipe
-from benchmarks.gpu.step import ERROR, Fact, Place, Step, guarded
+from benchmarks.gpu.step import Fact, Place, Step, each_in_time
 
 DROPOUT = 0.1
 RECIPES = (
@@ -22,13 +23,7 @@ _BAR = 1.1
 
 def run(place: Place) -> Iterator[Fact]:
     """Yields each variant's prediction and times."""
-    for recipe in RECIPES:
-        if place.rehearsal and is_compiled(recipe):
-            yield f"{recipe.name}/why", "not rehearsed: it compiles for half a minute"
-        elif place.left_s < place.of(_EACH_S, 1):
-            yield f"{recipe.name}/{ERROR}", f"left out: {place.left_s:.0f} s were left"
-        else:
-            yield from guarded(recipe.name, _one(place, recipe))
+    yield from each_in_time(place, RECIPES, _EACH_S, partial(_one, place))
 
 
 def is_compiled(recipe: Recipe) -> bool:
@@ -37,6 +32,9 @@ def is_compiled(recipe: Recipe) -> bool:
 
 
 def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
+    if place.rehearsal and is_compiled(recipe):
+        yield f"{recipe.name}/why", "not rehearsed: it compiles for half a minute"
+        return
     from benchmarks.gpu.eager import Copies
     from benchmarks.gpu.measured import free, time_steps
     from benchmarks.gpu.planned import batch_of, job_of, planned
@@ -65,8 +63,8 @@ STEP = Step(
             Claim(
                 text=f"{recipe.name}: a step takes what its plan says, within the band it states",
                 page="concepts.md", unit="s", measured=fact(f"{recipe.name}/chained_s"),
-                low=banded(f"{recipe.name}/predicted_s", f"{recipe.name}/band", -1),
-                high=banded(f"{recipe.name}/predicted_s", f"{recipe.name}/band", 1),
+                low=banded(fact(f"{recipe.name}/predicted_s"), f"{recipe.name}/band", -1),
+                high=banded(fact(f"{recipe.name}/predicted_s"), f"{recipe.name}/band", 1),
             )
             for recipe in RECIPES[1:]
             if not is_compiled(recipe)  # only a profile prices that

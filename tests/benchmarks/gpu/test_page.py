@@ -28,8 +28,8 @@ from meshwright.ir.profile.profile import CopyRecord, Machine, OpRecord, Profile
 from meshwright.ir.profile.profile_store import open_store
 
 CLAIM = Claim(text="a step is short", page="concepts.md", unit="s", measured=fact("m/step_s"),
-              low=banded("m/predicted_s", "m/band", -1),
-              high=banded("m/predicted_s", "m/band", 1))  # fmt: skip
+              low=banded(fact("m/predicted_s"), "m/band", -1),
+              high=banded(fact("m/predicted_s"), "m/band", 1))  # fmt: skip
 SAID = {"m/predicted_s": 0.1, "m/band": 0.2}
 
 
