@@ -11,7 +11,8 @@ import pytest
 from meshwright.costmodel.comm.comm import Level
 from meshwright.costmodel.comm.volume import _data
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
+from meshwright.costmodel.memory.memory_group import MemoryGroup
+from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.costmodel.stage.form_group import FormGroup

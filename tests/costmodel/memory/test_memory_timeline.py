@@ -5,8 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.memory_timeline import end, held_stages, over_time, peak
-from meshwright.costmodel.memory.stage_memory import BlockMemory, Bytes, MemoryGroup, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.buckets import Bucket

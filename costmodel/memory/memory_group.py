@@ -1,0 +1,189 @@
+"""Parameters that one form keeps on a rank: what of them is gathered, and their gradients within a
+backward."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Send
+from meshwright.ir.layout.conversions import Primitive
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """Parameters of a stage that one form keeps and synchronises, on a rank."""
+
+    exchange: Exchange
+    buckets: tuple[Bucket, ...]
+    parameters: tuple[int, ...]
+    """Per block: its own, whole, as they are gathered."""
+    gradients: tuple[int, ...]
+    """Per block: whole, of the parameters that it is the last to add to."""
+    largest: tuple[int, ...]
+    """Per block: largest gradient of one parameter."""
+    frozen: tuple[int, ...] = ()
+    """Per block: of `parameters`, those that are not trained; empty: none."""
+    still: frozenset[int] = frozenset()
+    """Blocks that have no backward."""
+
+    @cached_property
+    def trained(self) -> int:
+        return sum([bucket.nbytes for bucket in self.buckets])
+
+    @cached_property
+    def complete(self) -> dict[int, list[int]]:
+        """Block -> bytes of each bucket that is complete after its backward."""
+        found: dict[int, list[int]] = {}
+        for bucket in self.buckets:
+            found.setdefault(bucket.owner, []).append(bucket.nbytes)
+        return found
+
+    def arriving(self, step: int, part: Callable[[int], int], in_place: bool) -> Sequence[int]:
+        """Per block, on the way forward (`step` 1) or back: its parameters, and the flat tensor out
+        of which they come; what is not trained comes after the rest. `part`: a rank's of a bucket,
+        which is there too where it is cast."""
+        if not self.exchange.fetches:
+            return [0] * len(self.parameters)
+        own = self.parameters if step > 0 else self._backward
+        if in_place:
+            return own
+        frozen = self.frozen or (0,) * len(own)
+        if self.exchange.copied and not self.exchange.copies_on_host:
+            moving = [2 * (n - still) + part(n - still)
+                      for n, still in zip(own, frozen, strict=True)]  # fmt: skip
+        else:
+            moving = [2 * (n - still) for n, still in zip(own, frozen, strict=True)]
+        return [
+            (more if more > n + still else n + still) if n else 0
+            for n, still, more in zip(own, frozen, moving, strict=True)
+        ]
+
+    @cached_property
+    def late(self) -> int:
+        """Flat buckets on their way while the first forward of a step runs, at most; of later
+        forwards it is too much."""
+        if not self.exchange.late:
+            return 0
+        flying = sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :]
+        return ceil(sum(flying) * max([send.times for send in self.exchange.late]))
+
+    def gathered(self, step: int, prefetch: int) -> Sequence[int]:
+        """Parameters that are gathered while each block runs: its own, and those ahead, the next
+        of which is a `step` away. None where nothing is gathered in that direction."""
+        exchange = self.exchange
+        if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
+            return ()
+        own = self.parameters if step > 0 else self._backward
+        if not prefetch:
+            return own
+        if step > 0:
+            return [sum(own[i : i + prefetch + 1]) for i in range(len(own))]
+        return [sum(own[i - prefetch if i > prefetch else 0 : i + 1]) for i in range(len(own))]
+
+    @cached_property
+    def _backward(self) -> Sequence[int]:
+        """Of `parameters`, what is gathered for a backward."""
+        if not self.still:
+            return self.parameters
+        return [n * (i not in self.still) for i, n in enumerate(self.parameters)]
+
+
+class BackwardGradients:
+    """Those of a group within a backward: whole until their bucket is packed, and two buckets at
+    most on their way."""
+
+    def __init__(
+        self,
+        group: MemoryGroup,
+        part: Callable[[int], int],
+        scattering: Callable[[int], int],
+        first: bool,
+        last: bool,
+        holds: bool,
+    ) -> None:
+        exchange = group.exchange
+        self._group, self._part, self._scattering = group, part, scattering
+        self._begins = first
+        self._every = bool(exchange.every_backward)
+        adds = not self._every and not (first and last)
+        each = exchange.gradients_leave_each
+        self._adds = bool(exchange.copied) and (adds or exchange.copies_apart) and not each
+        """Gradients of copies are added to others as soon as a block has run."""
+        self._made = exchange.summed if self._adds else exchange.read
+        """Bytes that are there of a gradient after its block, per byte of what is stepped."""
+        self._summed = exchange.summed
+        """They go after every backward, so that there are none to which to add."""
+        self._grows = self._every or each or (first and not exchange.sums_into_zeros)
+        self._leaves = exchange.gradients_are_freed and not exchange.packs
+        """They go to the host, a block's together."""
+        self._freed = exchange.gradients_are_freed
+        goes = self._every or each or (last and (exchange.packs or self._leaves))
+        self.going: Mapping[int, list[int]] = group.complete if goes else {}
+        """Block -> bytes of each bucket that goes after it."""
+        self._newest = self._before = self._arrived = 0
+        self.gradients = 0
+        """Whole ones that are there now, beside those that were before."""
+        self._holds = holds and bool(exchange.copied)
+        self._beside = 0
+        if last and exchange.last_forward:
+            largest = max([bucket.nbytes for bucket in group.buckets], default=0)
+            self._beside = self._shares(exchange.last_forward, largest)
+        self.moving = self._beside
+        """On the way, or arrived while others are."""
+        self._besides = exchange.beside_gradients if last else ()
+
+    def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
+        """Flat tensors of what goes of a bucket beside its gradients, and what a rank gets."""
+        found = 0.0
+        for send in sends if nbytes else ():
+            got = send.primitive is not Primitive.ALL_REDUCE and self._part(nbytes) / nbytes
+            found += self._group.exchange.sent(send, nbytes) * (1 + got)
+        return ceil(found)
+
+    def run(self, index: int, nbytes: int) -> int:
+        """A block that needs so much beside what it saved; what it needs in all: more, where
+        gradients are added to those that are there. The op that makes the largest gradient is taken
+        to have half of the most that any op of the block has."""
+        if self._grows:
+            own = self._group.gradients[index]
+            self.gradients += own if self._made == 1.0 else ceil(self._made * own)
+            if not self._adds:
+                return nbytes
+        if self._holds:
+            self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
+            return nbytes
+        if self._adds:
+            made = ceil(self._group.exchange.read * self._group.gradients[index])
+            return max(nbytes, nbytes // 2 + made)
+        more = nbytes // 2 + self._group.largest[index]
+        return more if more > nbytes else nbytes
+
+    def sent(self, index: int) -> Iterator[None]:
+        """A block has run: each time, something has been packed and goes."""
+        sizes = self.going[index]
+        for nbytes in [sum(sizes)] if self._every or self._leaves else sizes:
+            share = self._made if self._leaves else self._summed
+            sent = nbytes if share == 1.0 else ceil(share * nbytes)
+            if not self._freed and (self._begins or not self._every):
+                self._arrived += self._part(self._before)
+            self._before, self._newest = self._newest, sent
+            if self._leaves:
+                before = 0 if self._group.exchange.comes_from_host else self._before
+                self.moving = self._newest + before
+                self.gradients -= sent
+                yield
+                continue
+            self.moving = (
+                self._arrived + self._scattering(self._newest) + self._scattering(self._before)
+            )
+            self.moving += self._beside
+            yield
+            gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
+            self.gradients -= self.gradients if self._every else gone
+            if self._besides and (more := self._shares(self._besides, nbytes)):
+                # While an owner waits for all of it, another rank's part is there.
+                self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole
+                yield

@@ -1,0 +1,145 @@
+"""What a stage holds on a rank: its memory, put together from its parameters, blocks and forms."""
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from meshwright.costmodel.memory.memory import training_state
+from meshwright.costmodel.memory.memory_group import MemoryGroup
+from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
+from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.ops.optimizer import (
+    temporary_bytes,
+)
+from meshwright.costmodel.stage.buckets import (
+    BlockParams,
+    buckets,
+)
+from meshwright.costmodel.stage.placement import StageCosts
+from meshwright.costmodel.stage.stage_parts import Parts, summed_of
+from meshwright.costmodel.stage.sync import Sync
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.updates import update
+from meshwright.ir.stack_memory import StackMemory
+
+
+def stage_memory_of(
+    habits: StackMemory,
+    dp: int,
+    costs: StageCosts,
+    parts: Parts,
+    held: Sequence[BlockParams],
+    sync: Sync,
+) -> StageMemory:
+    """Returns what one of `dp` replicas holds of a stage, as a stack with these habits runs it."""
+    shard = sync.shard * prod([costs.spot.sizes.get(axis, 1) for axis in habits.split_over])
+    shares = [form.exchange.parts("optimizer", shard) for form in sync.groups]
+    trained = [own.trained_bytes for own in held]
+    frozen = [own.frozen_bytes for own in held]
+    others = sum(costs.cost.params.values()) - sum(trained) - sum(frozen)
+    states = [
+        training_state(
+            nbytes + still, nbytes, optimizer=part.update, exchange=part.exchange,
+            dp_shard=shard, frozen_bytes=still,
+        )
+        for nbytes, still, part in zip(trained, frozen, parts, strict=True)
+    ]  # fmt: skip
+    stack = stack_bytes(
+        habits,
+        [SteppedGroup(form.exchange, own.trained_bytes,
+                      max([o.largest_trained for o in own.owned], default=0))
+         for form, own in zip(sync.groups, held, strict=True)],
+        shard, dp,
+    )  # fmt: skip
+    return StageMemory(
+        stack=stack, habits=habits,
+        shard=shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
+        parameters=others + sum([state.parameters_bytes for state in states]),
+        # Where host and device are one memory, what is on the host is there twice.
+        optimizer=sum([state.optimizer_bytes for state in states])
+        + sum([state.host_bytes for state in states]) * (not costs.device.is_apart),
+        host=sum([state.host_bytes for state in states])
+        + sum([_landing(own, form.exchange)
+               for own, form in zip(held, sync.groups, strict=True)]),
+        temporary=_temporary(costs, parts, held, shares) + stack.stepping,
+        summed=max([
+            sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
+            for sizes, _ in summed_of(costs, parts)
+        ], default=0),
+        border=costs.border_bytes, entry=costs.entry_bytes,
+        blocks=_block_memories(costs),
+        groups=tuple(
+            MemoryGroup(
+                form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
+                _made([o.trained_bytes for o in own.owned], form.exchange),
+                _made([o.largest_trained for o in own.owned], form.exchange),
+                form.frozen, form.still,
+            )
+            for form, own in zip(sync.groups, held, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _temporary(
+    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[float]
+) -> int:
+    """What an optimizer's step makes and lets go, at most; state of rows that are stepped alone is
+    there beside the whole."""
+    found = []
+    apart = costs.device.is_apart
+    for name in dict.fromkeys([part.update for part in parts]):
+        own = [
+            (h, n, part.exchange.owns_whole)
+            for part, h, n in zip(parts, held, shares, strict=True)
+            if part.update == name and not (apart and "optimizer" in part.exchange.hosted)
+        ]  # fmt: skip
+        if not own:
+            continue
+        nbytes = sum([int(h.trained_bytes / n) for h, n, _ in own])
+        # Owners step whole parameters, other ranks their parts.
+        largest = max([ceil(o.largest_trained / (1 if whole else n)) for h, n, whole in own
+                       for o in h.owned], default=0)  # fmt: skip
+        shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
+        found.append(temporary_bytes(costs.device, name, nbytes, largest, shapes))
+    taken = [
+        ceil(update(part.update).copies * h.trained_bytes * part.exchange.stepped_share / n)
+        for part, h, n in zip(parts, held, shares, strict=True) if part.exchange.stepped
+    ]  # fmt: skip
+    return max(found, default=0) + sum(taken)
+
+
+def _landing(own: BlockParams, exchange: Exchange) -> int:
+    """Bytes of the host where gradients of some blocks arrive that are added to others."""
+    if not exchange.gradients_leave_each:
+        return 0
+    blocks = 2 if exchange.comes_from_host else 3
+    return ceil(blocks * exchange.read * max([o.trained_bytes for o in own.owned], default=0))
+
+
+def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:
+    """Of gradients so large, bytes that blocks make."""
+    if exchange.made == 1.0:
+        return tuple(sizes)
+    return tuple([ceil(nbytes * exchange.made) for nbytes in sizes])
+
+
+def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
+    """Of each block; those that are alike share one object."""
+    on_device = costs.device.is_apart
+    known: dict[object, BlockMemory] = {}
+    found: list[BlockMemory] = []
+    before = 0
+    for cost, saved in zip(costs.cost.blocks, costs.cost.block_saved, strict=True):
+        key = id(cost), saved, before
+        moved = cost.moved_bytes * on_device
+        if key not in known:
+            known[key] = BlockMemory(
+                saved=saved,
+                # Part of an op's operands and results is what it saves. What is offloaded is there
+                # while its block runs, and while the next one does.
+                forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
+                workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
+                halved=cost.halved_bytes,
+            )
+        found.append(known[key])
+        before = moved
+    return tuple(found)
