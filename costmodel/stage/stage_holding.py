@@ -7,13 +7,8 @@ from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
 from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.ops.optimizer import (
-    temporary_bytes,
-)
-from meshwright.costmodel.stage.buckets import (
-    BlockParams,
-    buckets,
-)
+from meshwright.costmodel.ops.optimizer import temporary_bytes
+from meshwright.costmodel.stage.buckets import BlockParams, buckets
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.stage_parts import Parts, summed_of
 from meshwright.costmodel.stage.sync import Sync

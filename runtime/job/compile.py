@@ -17,7 +17,7 @@ from meshwright.ir.styles import refuse_style
 from meshwright.ir.trace.loss_module import Batch, LossFn
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.run import Checking, wanted
-from meshwright.runtime.job.build import build_rank
+from meshwright.runtime.job.build import RankParts, build_rank
 from meshwright.runtime.job.choice import check_choice, check_clipping, check_parts
 from meshwright.runtime.job.compiling import check_compiler
 from meshwright.runtime.job.handshake import (
@@ -82,14 +82,7 @@ def compile(
         optimizer = as_one(optimizer)
     check_fresh(model)
     residence = Residence(resident_bytes())
-    kind = None if plan is None else plan.cluster.device_kind
-    joined = join(plan.world_size if plan is not None else 2, device, hang_s, kind)
-    plan = share_plan(plan)
-    check_world(plan)
-    refuse_method(plan)
-    refuse_style(plan)
-    chosen = pick_device(device, plan.cluster.device_kind)
-    take(chosen)
+    joined, plan, chosen = _join(plan, device, hang_s)
     if run_dir is not None:
         begin(Path(run_dir), plan, rank())
     if graph is None:
@@ -109,13 +102,7 @@ def compile(
     ) if wanted(check) else None  # fmt: skip
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed,
                        rows=counts)  # fmt: skip
-    made = make_optimizer(
-        chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
-    )
-    check_choice(chosen_optimizer, made, plan, graph, model)
-    check_parts(made, parts.stages.values())
-    if isinstance(made, FormOptimizer):
-        made.write_over(stage.sync for stage in parts.stages.values())
+    made = _optimizer_of(chosen_optimizer, parts, lr, plan, graph, model)
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
     check_clipping(plan, norm)
     if chosen.type == "cpu":
@@ -129,6 +116,36 @@ def compile(
         job.checked = checking.run(job)
     job.retuning = retuning
     return job
+
+
+def _join(
+    plan: Plan | None, device: torch.device | str | None, hang_s: float
+) -> tuple[bool, Plan, torch.device]:
+    """Meets the other ranks: whether the process group is ours, the plan of all, and this rank's
+    device; errors where the job cannot run the plan."""
+    kind = None if plan is None else plan.cluster.device_kind
+    joined = join(plan.world_size if plan is not None else 2, device, hang_s, kind)
+    shared = share_plan(plan)
+    check_world(shared)
+    refuse_method(shared)
+    refuse_style(shared)
+    chosen = pick_device(device, shared.cluster.device_kind)
+    take(chosen)
+    return joined, shared, chosen
+
+
+def _optimizer_of(
+    choice: OptimizerChoice, parts: RankParts, lr: float | None, plan: Plan, graph: Graph,
+    model: nn.Module,
+) -> torch.optim.Optimizer:  # fmt: skip
+    """What steps a rank's parameters; errors where it cannot step them as they are split."""
+    by_kernel = "bucket_update" in used(plan)
+    made = make_optimizer(choice, parts.held, lr, model, by_kernel=by_kernel)
+    check_choice(choice, made, plan, graph, model)
+    check_parts(made, parts.stages.values())
+    if isinstance(made, FormOptimizer):
+        made.write_over(stage.sync for stage in parts.stages.values())
+    return made
 
 
 def inputs_of(plan: Plan) -> Batch:

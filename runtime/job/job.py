@@ -14,18 +14,16 @@ from meshwright.forms.running import Samples
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.schedule import FORWARDS
-from meshwright.ir.precision import precision, rounds_products
+from meshwright.ir.precision import precision
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
 from meshwright.runtime.check.run import SelfCheck
 from meshwright.runtime.checkpoint import checkpoint
 from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
 from meshwright.runtime.job.build import RankParts
+from meshwright.runtime.job.executors import executor_of
 from meshwright.runtime.job.stale import Guard
 from meshwright.runtime.job.unread import Unread
-from meshwright.runtime.messages.mailbox import Mailbox
-from meshwright.runtime.messages.messages import plan_messages
 from meshwright.runtime.record.closing import StepRecords
 from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
@@ -106,8 +104,12 @@ class Job:
         self.tensor_memory: TensorMemory | None = None
         """Of the last step that was tracked."""
         self._cutter = BatchCutter(graph, plan, parts.programs, parts.rank, device)
-        self._trainer = self._executor(training=True)
-        self._evaluator = self._executor(training=False)
+        self._trainer, self._evaluator = (
+            executor_of(
+                plan, parts, self._cutter, device, self.progress, self.recorder, training=training
+            )
+            for training in (True, False)
+        )
         self._open_pairs()
         self.accumulated = 0
         """Batches whose gradients wait for the optimizer."""
@@ -358,32 +360,6 @@ class Job:
         with self.failures.guard():
             open_pairs(self.parts.groups, self.parts.rank, self.device)
         self.progress.at(0, "start", "idle")
-
-    def _executor(self, *, training: bool) -> Executor:
-        """The loop over this rank's row; evaluation takes only the forwards of it."""
-        plan, programs, rank = self.plan, self.parts.programs, self.parts.rank
-        schedule = plan.schedule.parse()
-        messages = plan_messages(plan, schedule, programs, rank, backward=training)
-        mailbox = Mailbox(
-            rank,
-            messages,
-            programs,
-            self._cutter.samples,
-            self.parts.groups,
-            self.device,
-            self.recorder,
-        )
-        row = schedule.ranks[schedule.rank_of(programs[0].index)]
-        return Executor(
-            row if training else tuple(a for a in row if a.work in FORWARDS),
-            self.parts.stages,
-            mailbox,
-            self._cutter.offsets,
-            plan.samples_per_microbatch,
-            self.progress,
-            self.recorder,
-            tf32=rounds_products(plan.precision),
-        )
 
     def backward(
         self,

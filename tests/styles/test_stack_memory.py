@@ -149,3 +149,22 @@ def test_shares_are_checked() -> None:
         StackMemory(stepping=17.0)
     with pytest.raises(PlanError, match="from 0 to 16"):
         StackMemory(reserved=-0.1)
+
+
+def test_a_packed_tensor_lives_as_long_as_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = memory(monkeypatch, NONE, num_microbatches=8)
+    packed = memory(monkeypatch, StackMemory(keeps_packed=True), num_microbatches=8)
+    # Keys and values of 4 samples of 64 tokens, in each of the four layers.
+    assert packed.activations_bytes - plain.activations_bytes == 4 * 2 * (4 * 64 * WIDTH * 2)
+
+
+def test_a_loss_whose_classes_ranks_share_takes_what_the_stack_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = StackMemory(split_loss_bytes=14)
+    assert memory(monkeypatch, stack, dp_shard=8) == memory(monkeypatch, NONE, dp_shard=8)
+    layout: dict[str, Any] = {"model": model_mesh({"tp": 8}), "variant": "halves"}
+    plain = memory(monkeypatch, NONE, **layout)
+    more = memory(monkeypatch, stack, **layout)
+    logits = 32 * 64 * WORDS // 8
+    assert more.workspace_bytes == 14 * logits > plain.workspace_bytes
