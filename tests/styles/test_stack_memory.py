@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, late_bytes, stack_bytes
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster
@@ -130,6 +131,12 @@ def test_collectives_in_place_have_no_flat_tensors(
         found = memory(monkeypatch, lean, dp_shard=8, zero=level)
         assert plain.total_bytes - found.total_bytes >= saves
         assert found.communication_bytes < max(1, plain.communication_bytes)
+
+
+def test_parameters_that_are_gathered_in_place_come_out_of_nothing() -> None:
+    group = MemoryGroup(exchange("zero3", 4), (), (100, 60), (100, 60), (40, 40))
+    assert [*group.arriving(1, lambda nbytes: nbytes // 4, in_place=True)] == [100, 60]
+    assert [*group.arriving(1, lambda nbytes: nbytes // 4, in_place=False)] == [200, 120]
 
 
 def test_state_is_split_over_context_ranks_too(

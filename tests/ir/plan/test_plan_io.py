@@ -74,6 +74,7 @@ def edited(**changes: object) -> str:
             "more than 40 deep",
         ),
         ("[1, 2]", "schema is None"),
+        (edited(schema={"a": 1}), "schema is"),
         (edited(optimizer="\ud800"), "has the character U+D800"),
     ],
 )
