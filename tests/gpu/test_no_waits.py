@@ -36,3 +36,27 @@ def _both(name: str, device: str) -> tuple[list[float], list[float]]:
 def test_steps_wait_for_nothing(device: str) -> None:
     for name, (late, read) in on_each(device, _both, NAMES).items():
         assert late == pytest.approx(read, rel=1e-5), name
+
+
+def _refilled(name: str, device: str) -> tuple[list[float], list[float]]:
+    """Losses of a loop that writes each batch over the one before, and of batches of their own."""
+    with torch.device("cpu"):
+        case = JOBS[name]
+        data: list[Any] = batches(case, "cpu", STEPS)
+        own = {key: x.clone() for key, x in data[0].items()}
+        own = {key: x.pin_memory() for key, x in own.items()} if device == "cuda" else own
+        first, late = job_of(case, device, check=False), []
+        for batch in data:
+            for key, x in batch.items():
+                own[key].copy_(x)
+            late.append(first.step(own))
+        for x in own.values():
+            x.zero_()
+        other = job_of(case, device, check=False)
+        return [float(x) for x in late], [float(other.step(x)) for x in data]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_may_be_written_over_once_its_step_is_sent_off(device: str) -> None:
+    ((late, read),) = on_each(device, _refilled, ["gpt2 fp32"]).values()
+    assert late == pytest.approx(read, rel=1e-5)
