@@ -3,6 +3,7 @@
 import inspect
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from benchmarks.gpu.planned import planned, prepare
 from benchmarks.gpu.recipe import Recipe
-from benchmarks.gpu.step import BUDGET_S, Place, Step, checked, load_steps
+from benchmarks.gpu.step import BUDGET_S, Fact, Place, Step, checked, each_in_time, load_steps
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.testing.fresh import python
@@ -83,3 +84,19 @@ def test_a_plan_is_taken_from_the_folder_if_it_is_of_the_model_that_is_traced(tm
     # One that a torch or transformers of another version has traced otherwise.
     other = planned(place, replace(recipe, dropout=0.1))
     assert other.origin.startswith("searched here: the model is another one")
+
+
+def test_what_is_too_long_for_the_time_that_is_left_is_left_out(tmp_path):
+    def one(recipe: Recipe) -> Iterator[Fact]:
+        if recipe.name == "bad":
+            raise ValueError("no")
+        yield f"{recipe.name}/ran", True
+
+    recipes = [Recipe(name=name, workload="") for name in ("good", "bad", "other")]
+    place = Place(out=tmp_path, device="cpu", plans=tmp_path, until=time.monotonic() + 60)
+    assert dict(each_in_time(place, recipes, 30, one)) == {
+        "good/ran": True, "bad/error": "ValueError: no", "other/ran": True,
+    }  # fmt: skip
+    late = dict(each_in_time(place, recipes, 90, one))
+    assert all(key.endswith("/error") and "left out" in str(why) for key, why in late.items())
+    assert len(late) == len(recipes)
