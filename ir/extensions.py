@@ -58,5 +58,14 @@ class Files:
     def load(self, name: str) -> Any:
         """The module of a key; PlanError with the nearest one if there is none."""
         self.check(name)
-        file = name.replace("-", "_") if self._dashed else name
-        return import_module(f"{self._package.__name__}.{file}")
+        return import_module(f"{self._package.__name__}.{self._stem(name)}")
+
+    def file(self, name: str) -> Path:
+        """Where a key's file is, which is not imported; PlanError as of `load`."""
+        self.check(name)
+        there = (Path(folder) / self._stem(name) for folder in self._package.__path__)
+        found = (at for path in there for at in (path.with_suffix(".py"), path / "__init__.py"))
+        return next(at for at in found if at.exists())
+
+    def _stem(self, name: str) -> str:
+        return name.replace("-", "_") if self._dashed else name

@@ -7,14 +7,17 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
 """
 
+import ast
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from meshwright import __version__
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.extensions import Files, add_folders
 from meshwright.ir.text.terminal import Terminal
@@ -26,17 +29,36 @@ err = Terminal(stderr=True)
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is asked for: few need a search, some not even torch."""
+    """Imports a command when it is asked for: few need a search, some not even torch. The list of
+    all takes their first sentences from the files' text."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         names: dict[str, Any] = dict.fromkeys(COMMANDS.names)
         self.commands.update(names)
+        self._listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.commands and self.commands[cmd_name] is None:
+        if cmd_name not in self.commands:
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=_said_of(COMMANDS.file(cmd_name)))
+        if self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
-        return self.commands.get(cmd_name)
+        return self.commands[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+
+def _said_of(file: Path) -> str:
+    """The docstring of a file's `command`; the file is not run."""
+    functions = (x for x in ast.parse(file.read_text()).body if isinstance(x, ast.FunctionDef))
+    return next((ast.get_docstring(x) or "" for x in functions if x.name == "command"), "")
 
 
 def _made(name: str) -> Any:
@@ -47,13 +69,22 @@ def _made(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"meshwright {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _about() -> None:
+def _about(
+    asked: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="say which this is"),
+    ] = False,
+) -> None:
     """Find the fastest way to train a PyTorch model on a cluster, look at it, run it."""
 
 

@@ -40,6 +40,9 @@ Pins = Annotated[
 Objective = Annotated[
     str, typer.Option(help="throughput, memory, cheapest (needs prices) or batch")
 ]
+Headroom = Annotated[
+    float, typer.Option(help="share of each device's memory that stays free; 0 fills devices")
+]
 Measured = Annotated[
     Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
 ]
@@ -95,6 +98,7 @@ def command(
     constraints: Pins = None,
     allow: Allow = None,
     rows: Rows = None,
+    memory_headroom: Headroom = 0.1,
     objective: Objective = "throughput",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,

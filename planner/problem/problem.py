@@ -78,6 +78,8 @@ class Problem:
     memos: Memos = field(compare=False, repr=False, default_factory=Memos)
     """Shared by problems that differ in constraints alone: what depends on them is kept by them."""
 
+    memory_headroom: float = 0.0
+    """The share of a device's memory that stays free, where no pin says what may be used."""
     log_dir: Path | None = field(compare=False, default=None)
     """Where a searcher that trains writes how that goes."""
 
@@ -142,9 +144,13 @@ class Problem:
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""
-        usable = min(device.usable_bytes for device in self.cluster.types_of(devices))
+        usable = self.usable_bytes(devices)
         cap = memory_cap(self.constraints)
-        return usable if cap is None else min(cap, usable)
+        return int(usable * (1 - self.memory_headroom)) if cap is None else min(cap, usable)
+
+    def usable_bytes(self, devices: tuple[int, ...]) -> int:
+        """Memory that each of `devices` has for a job."""
+        return min(device.usable_bytes for device in self.cluster.types_of(devices))
 
     def host_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory of the host that a plan may use for each of `devices`; where that is the device's
@@ -177,6 +183,7 @@ def make_problem(
     profile: Profile | None = None,
     log_dir: Path | None = None,
     style: str = "",
+    memory_headroom: float = 0.0,
 ) -> Problem:
     """The problem, after checking what was asked. `precision`: that of the graph if not given;
     `optimizer`: a key, or what is tried for what it costs; `style`: the stack that it is for."""
@@ -210,7 +217,7 @@ def make_problem(
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         allow=_allowed(allow), rows=rows,
         tables=CostTables(graph, cluster, precision, profile=profile, style=style),
-        solved={}, log_dir=log_dir,
+        solved={}, log_dir=log_dir, memory_headroom=memory_headroom,
     )  # fmt: skip
 
 

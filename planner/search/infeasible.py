@@ -21,13 +21,15 @@ class RunOutcome(Protocol):
 
 
 Solve = Callable[[Problem], RunOutcome]
+_ALL = MemoryCap(nbytes=2**60)
+"""A pin that lets a plan use all the memory that a device has."""
 
 
 def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     """The error to raise for a problem that `solve` found no plan for."""
     free = solve(replace(problem, constraints=())) if problem.constraints else outcome
     if free.best is None:
-        return Infeasible(_too_large(problem, free))
+        return Infeasible(_too_large(problem, free) + _without_headroom(problem, solve))
     conflict = _minimal(problem, solve)
     names = " and ".join(f"'{item}'" for item in conflict)
     lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
@@ -46,6 +48,20 @@ def _too_large(problem: Problem, outcome: RunOutcome) -> str:
         f"the model does not fit the {where}: the plan that needs least ({name_of(plan)}) needs "
         f"{size(peak)} on a rank, {size(excess)} more than there is; nearest: devices with "
         f"{size(peak)} free, more of them, or a smaller global batch than {problem.batch}"
+    )
+
+
+def _without_headroom(problem: Problem, solve: Solve) -> str:
+    """What would fit if no memory were kept free; empty if nothing would, or none is."""
+    if not problem.memory_headroom:
+        return ""
+    filled = solve(replace(problem, constraints=(_ALL,))).best
+    if filled is None or filled.predicted is None:
+        return ""
+    return (
+        f"; {problem.memory_headroom:.0%} of memory is kept free: memory_headroom=0 "
+        f"(--memory-headroom 0) has a plan that needs {size(filled.predicted.peak_bytes)} "
+        f"({name_of(filled)}), and predictions of memory are off by some percent"
     )
 
 

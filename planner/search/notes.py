@@ -62,20 +62,20 @@ def filled(problem: Problem, plan: Plan) -> Iterator[str]:
     """Whether the plan leaves less room than predictions of memory are off; not where the user has
     said how much may be used."""
     assert plan.predicted
-    if memory_cap(problem.constraints) is not None:
+    if memory_cap(problem.constraints) is not None or problem.memory_headroom >= 1 - _FULL:
         return
     shares = [
-        (predicted.memory.used_bytes / problem.room_bytes(stage.devices), index)
+        (predicted.memory.used_bytes / problem.usable_bytes(stage.devices), index)
         for index, (stage, predicted) in enumerate(
             zip(plan.stages, plan.predicted.stages, strict=True)
         )
     ]
     share, index = max(shares)
     if _FULL < share <= 1:
-        room = problem.room_bytes(plan.stages[index].devices)
+        room = problem.usable_bytes(plan.stages[index].devices)
         yield (
             f"stage {index} fills {share:.1%} of its devices' memory, and predictions of memory "
-            f"are off by {_OFF}; --pin 'memory<={size(0.9 * room)}' keeps a tenth free"
+            f"are off by {_OFF}; the pin 'memory<={size(0.9 * room)}' keeps a tenth free"
         )
 
 

@@ -47,6 +47,9 @@ class SearchOptions:
     rows: RowCounts | Path | str | None = None
     """How often rows of embedding tables occur (`count_rows`), the file that holds it, or
     `zipf:1.05`, what is assumed; None: gradients of tables go whole."""
+    memory_headroom: float = 0.1
+    """The share of each device's memory that a plan leaves free, since predictions of memory are
+    off by some percent; 0 fills devices. A pin such as `memory<=60GB` says it instead."""
     objective: str = "throughput"
     """Or `memory`, `cheapest`, `batch`."""
     time_limit_s: float = 60
@@ -64,6 +67,12 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.time_limit_s <= 0:
             raise PlanError(f"time_limit_s is {self.time_limit_s}; it must be positive, such as 60")
+        if not 0 <= self.memory_headroom < 1:
+            near = 0.0 if self.memory_headroom < 0 else 0.1
+            raise PlanError(
+                f"memory_headroom is {self.memory_headroom}; it must be a share of memory, at "
+                f"least 0 and less than 1; nearest is {near:g}"
+            )
         if self.finalists < 1:
             raise PlanError(
                 f"finalists is {self.finalists}; it must be at least 1, the best plan alone"

@@ -107,7 +107,7 @@ def rank(
             graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
-            profile=measured, style=asked.style,
+            profile=measured, style=asked.style, memory_headroom=asked.memory_headroom,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ def needed_bytes() -> int:
 def test_what_hardly_fits_says_so_and_which_pin_keeps_room(needed_bytes: int) -> None:
     (note,) = said(found(round(needed_bytes / 0.96)))
     assert note.startswith("stage 0 fills 96.0% of its devices' memory")
-    pin = note.split("--pin '")[1].split("'")[0]
+    pin = note.split("the pin '")[1].split("'")[0]
     cap = parse_constraint(pin)
     assert isinstance(cap, MemoryCap)
     assert cap.nbytes == pytest.approx(0.9 * needed_bytes / 0.96, rel=5e-3)

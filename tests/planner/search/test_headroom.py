@@ -1,0 +1,50 @@
+"""A tenth of each device's memory stays free, unless the user says otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import Infeasible, PlanError
+from meshwright.planner.search.options import SearchOptions
+from meshwright.planner.search.search import search
+from tests.planner.problems import cluster, mlp
+
+
+def roomy(room: int) -> Cluster:
+    """Two devices with so many bytes for a job."""
+    base = cluster(2)
+    device = base.device_types[0]
+    spent = replace(device, reserved_bytes=device.memory_bytes - room)
+    return replace(base, device_types=(spent,))
+
+
+def peak(room: int, **options: object) -> int:
+    plan = search(mlp(), roomy(room), SearchOptions(progress=False, **options))
+    assert plan.predicted
+    return plan.predicted.peak_bytes
+
+
+def test_plans_leave_a_share_free_and_less_when_asked() -> None:
+    most = peak(10**9, memory_headroom=0)
+    least = peak(10**9, memory_headroom=0, objective="memory")
+    assert least < 0.9 * most
+    assert peak(most, memory_headroom=0) == most  # filled to the last byte
+    assert peak(most) <= 0.9 * most
+    # What the user pins is what may be used.
+    assert peak(most, constraints=(f"memory<={most}B",)) == most
+
+
+def test_what_would_fit_without_it_is_said() -> None:
+    least = peak(10**9, memory_headroom=0, objective="memory")
+    with pytest.raises(Infeasible, match=r"10% of memory is kept free: memory_headroom=0.*needs"):
+        peak(least)
+    with pytest.raises(Infeasible) as caught:
+        peak(least // 2)
+    assert "headroom" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "near"), [(-0.1, "0"), (1.0, "0.1")])
+def test_a_share_is_less_than_all(wrong: float, near: str) -> None:
+    with pytest.raises(PlanError, match=f"memory_headroom is {wrong}.*nearest is {near}$"):
+        SearchOptions(memory_headroom=wrong)

@@ -1,0 +1,73 @@
+"""A newcomer's way through docs/your_model.md, with what is in the wheel and nothing else."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "your_model.md").read_text()
+BLOCK = re.compile(
+    r"^(?:`(?P<name>\w+\.py)`: .*?\n\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```", re.M | re.S
+)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what `pip install` makes of the wheel, without its dependencies."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    # A copy: building leaves files beside the sources.
+    subprocess.run(["cp", "-rL", *map(str, _sources()), str(folder)], check=True)
+    command = [*pip, "--target", str(folder / "there"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "there"
+
+
+def _sources():
+    names = ("meshwright", "pyproject.toml", "README.md", "LICENSE")
+    return [ROOT / name for name in names if (ROOT / name).exists()]
+
+
+def test_the_wheel_has_every_file(installed):
+    def files(folder: Path) -> set[str]:
+        found = (path for path in _walk(folder) if path.suffix != ".pyc")
+        return {str(path.relative_to(folder)) for path in found}
+
+    assert files(installed / "meshwright") == files(ROOT / "meshwright")
+
+
+def _walk(folder: Path):
+    for where, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(where) / name for name in names)
+
+
+def test_every_file_and_command_of_the_page_runs_as_printed(installed, tmp_path):
+    begun = time.monotonic()
+    environment = os.environ | {
+        "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1",
+        "PATH": f"{installed / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}"
+        + os.environ["PATH"],
+    }  # fmt: skip
+    environment.pop("MESHWRIGHT_CHECK", None)
+    said = ""
+    for block in BLOCK.finditer(PAGE):
+        if block["kind"] == "python" and block["name"]:
+            (tmp_path / block["name"]).write_text(block["text"])
+            continue
+        command = ["bash", "-e"] if not block["kind"] else [sys.executable, "-"]
+        done = subprocess.run(
+            command, input=block["text"], cwd=tmp_path, env=environment, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, block["text"] + done.stdout + done.stderr
+        said += done.stdout
+    assert "step 10: loss" in said and "step 20: loss" in said
+    assert "inside the stated" in said or "measured" in said
+    assert (tmp_path / "plan.html").stat().st_size > 50_000
+    assert time.monotonic() - begun < 600
