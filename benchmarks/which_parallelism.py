@@ -154,9 +154,10 @@ def table(rows: Sequence[tuple[str, ...]], head: Sequence[str]) -> str:
 TEXT = """\
 # Which parallelism our planner takes
 
-{day}, `python -m benchmarks.which_parallelism`, 2-core CPU machine. Llama 3 at 8,192 tokens a sample and 4 Mi tokens
-a batch, bf16 with AdamW, a tenth of memory free. Predictions from data sheets: nothing here was run.
-`shard` is data parallelism whose state is split (ZeRO), `dp` replicas of it, `x 4` four micro-batches.
+{day}, `python -m benchmarks.which_parallelism`, 2-core CPU machine. Llama 3 at 8,192 tokens a
+sample and 4 Mi tokens a batch, bf16 with AdamW, a tenth of memory free. Predictions from data
+sheets: nothing here was run. `shard` is data parallelism whose state is split (ZeRO), `dp` replicas
+of it, `x4` four micro-batches.
 
 ![What each axis is, by model and cluster](which_parallelism.png)
 
@@ -206,7 +207,7 @@ def draw(grid: Sequence[Found], path: Path) -> None:
         if found.plan is None:
             axes.text(0.3, 1.5, "does not fit", va="center", fontsize=11)
             continue
-        for place, (axis, count) in enumerate(sizes(found.plan).items()):
+        for place, count in enumerate(sizes(found.plan).values()):
             axes.barh(place, log2(count), color=colors[place])
             axes.text(log2(count) + 0.2, place, str(count), va="center", fontsize=10)
     for place, count in enumerate(nodes):

@@ -67,11 +67,17 @@ def _parallelism(request: Request) -> Iterator[tuple[str, str]]:
     yield "expert_parallel_degree", str(shape.ep)
     yield "pipeline_parallel_degree", str(shape.pp)
     if shape.pp > 1:
-        schedule = _SCHEDULES.get(request.plan.schedule.name, "1F1B")
-        yield "pipeline_parallel_schedule", quoted(schedule)
+        yield "pipeline_parallel_schedule", quoted(_schedule(request.plan, shape.pp))
         yield "num_pp_microbatches", str(request.plan.num_microbatches)
         if shape.layers:
             yield "pipeline_parallel_module_fqns_per_model_part", _parts(request)
+
+
+def _schedule(plan: Plan, ranks: int) -> str:
+    """Torchtitan's name of the schedule, or of the nearest that runs as many parts on a rank: one
+    for a single part each would leave out all but the first."""
+    near = "Interleaved1F1B" if len(plan.stages) > ranks else "1F1B"
+    return _SCHEDULES.get(plan.schedule.name, near)
 
 
 def _parts(request: Request) -> str:
@@ -108,7 +114,10 @@ def _missing(request: Request) -> Iterator[str]:
             "them once per step"
         )
     if shape.pp > 1 and plan.schedule.name not in _SCHEDULES:
-        yield f"the schedule {plan.schedule.name!r} by name: torchtitan reads such tables as CSV"
+        yield (
+            f"the schedule {plan.schedule.name!r} by name: torchtitan reads such tables as CSV; "
+            f"exported is {_schedule(plan, shape.pp)}"
+        )
     if shape.pp > 1 and not shape.layers:
         yield "the split into stages: layers are not all alike"
     if shape.recompute == "some":

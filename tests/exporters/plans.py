@@ -54,6 +54,12 @@ def replicas() -> Plan:
 
 
 @cache
+def looped() -> Plan:
+    """Two parts of the model on each of two ranks of a pipeline."""
+    return _plan(pp=2, dp_shard=8, zero=1, num_microbatches=4, schedule="interleaved")
+
+
+@cache
 def odd() -> Plan:
     """Stages of 12 and 4 replicas, with shares of their own."""
     plan = _plan(pp=2, stage_dp=(12, 4), num_microbatches=2, schedule="gpipe")

@@ -16,7 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.tools.export.export import TARGETS, export
 from meshwright.tools.export.export_shape import shape_of
-from tests.exporters.plans import CLUSTER, CONFIG, odd, replicas, uniform
+from tests.exporters.plans import CLUSTER, CONFIG, looped, odd, replicas, uniform
 
 GOLDEN = Path(__file__).parent / "golden"
 LAUNCH = ("torchrun", "slurm", "kubeflow", "skypilot")
@@ -148,6 +148,17 @@ def test_torchtitan_can_run_it(monkeypatch):
         ["tok_embeddings", "layers.0", "layers.1"], ["layers.2", "layers.3", "norm", "lm_head"],
     ]  # fmt: skip
     assert config.training.num_tokens_per_train_step == 32 * 32
+
+
+def test_torchtitan_runs_all_parts_of_a_rank():
+    """Of several parts on a rank, a schedule of one part each would run the first."""
+    plan = looped()
+    parts = len(plan.stages)
+    assert parts == 4 and len(plan.schedule.rows) == 2
+    assert "Interleaved1F1B" in exported("torchtitan", plan).text
+    solved = exported("torchtitan", replace(plan, schedule=replace(plan.schedule, name="solved")))
+    assert "Interleaved1F1B" in solved.text
+    assert any("'solved' by name" in each and "Interleaved1F1B" in each for each in solved.missing)
 
 
 def test_accelerate_reads_it(tmp_path):
