@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # torch again, for 6 s, where the shell forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo notebooks rivals gpu test tests lint clean
+.PHONY: setup demo docs notebooks rivals gpu test tests lint clean
 
 setup: $(READY)
 
@@ -26,6 +26,10 @@ $(READY): pyproject.toml constraints.txt
 # MINUTES=0 leaves the profiling out, MINUTES=5 measures more blocks.
 demo: $(READY)
 	$(BIN)/python -m meshwright.demo $(if $(MINUTES),--minutes $(MINUTES))
+
+# The docs as a site, build/site: open its index.html, or serve it (`python -m http.server -d build/site`) to search in it.
+docs: $(READY)
+	$(BIN)/mkdocs build -q
 
 # Executes the notebooks anew and keeps their outputs.
 notebooks: $(READY)
