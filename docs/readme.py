@@ -1,0 +1,40 @@
+"""Writes what the README's example prints into the README: `python -m docs.readme`."""
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+_LEFT_OUT = 3
+"""Alternatives that the README leaves out, the last ones."""
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+_PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```\n).*?(^```$)", re.M | re.S)
+
+
+def printed() -> str:
+    """Runs the README's first block of code and gives what it prints, as the README shows it."""
+    code = _CODE.search(README.read_text())
+    assert code
+    said, here = io.StringIO(), Path.cwd()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
+        os.chdir(folder)  # the code saves a file
+        try:
+            exec(compile(code[1], "README.md", "exec"), {})
+        finally:
+            os.chdir(here)
+    lines = [line.rstrip() for line in said.getvalue().splitlines() if line.strip()]
+    rows = [i for i, line in enumerate(lines) if re.search(r"\d [kMG]?B  .*(slower|faster)", line)]
+    end = next(i for i, line in enumerate(lines) if line.startswith("note:"))
+    return "\n".join([*lines[: rows[-_LEFT_OUT]], *lines[end:]]) + "\n"
+
+
+def with_printed(readme: str, text: str) -> str:
+    """The README with another text in that place."""
+    return _PRINTED.sub(lambda found: found[1] + text + found[2], readme)
+
+
+if __name__ == "__main__":
+    README.write_text(with_printed(README.read_text(), printed()))
