@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import meshwright
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile import measured
 from meshwright.running.launch import step_kinds
@@ -59,6 +60,7 @@ def test_a_command_imports_no_more_than_it_needs(plan_file):
     ask = (
         "import sys\n"
         "from meshwright.cli import COMMANDS, app\n"
+        "app(['--help'], standalone_mode=False)\n"
         "app(['show', sys.argv[1]], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
         "for name in ('check', 'compare', 'diff', 'explain', 'report'):\n"
@@ -69,6 +71,15 @@ def test_a_command_imports_no_more_than_it_needs(plan_file):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("['torch']\n")
+    assert "Print a plan as tables." in done.stdout  # of the list of commands
+
+
+def test_a_batch_that_nobody_gave_is_said(tmp_path, capsys):
+    assert invoke("search", GPT2, "-c", "local:1", "-o", str(tmp_path / "plan.json")) == 0
+    size = plan_io.load(tmp_path / "plan.json").global_batch_size
+    assert f"the batch is the example's, {size} samples; -b" in capsys.readouterr().out
+    assert invoke("--version") == 0
+    assert capsys.readouterr().out == f"meshwright {meshwright.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,10 @@ Clusters = Annotated[
         help="local:4, h100-sxm:8x8 or cluster.yaml; repeatable: then the best is chosen",
     ),
 ]  # fmt: skip
+Batch = Annotated[
+    int | None,
+    typer.Option("--global-batch", "-b", help="samples of a step, over all ranks"),
+]
 Clip = Annotated[float | None, typer.Option(help="gradients are clipped to this global norm")]
 Kernels = Annotated[
     str,
@@ -88,7 +92,7 @@ def command(
     target: Target,
     cluster: Clusters,
     output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = PLAN_FILE,
-    global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
+    global_batch_size: Batch = None,
     optimizer: str = "adamw",
     precision: str = USUAL,
     max_grad_norm: Clip = None,
@@ -124,6 +128,9 @@ def command(
     for plan, path in _files(ranking, output):
         plan_io.save(plan, path)
     _print_found(ranking, output, several=len(cluster) > 1, as_json=as_json)
+    if global_batch_size is None and objective != "batch" and not as_json:
+        size = ranking.best.global_batch_size
+        Terminal().print(f"the batch is the example's, {size} samples; -b says another one")
 
 
 def _print_found(ranking: "Ranking", output: Path, *, several: bool, as_json: bool) -> None:

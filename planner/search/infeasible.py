@@ -8,6 +8,7 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
 from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
+from meshwright.planner.pins.decisions import STAGE_SIZES
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.plan_comparison import name_of
@@ -91,7 +92,21 @@ def _relaxed(
     if isinstance(item, StepCap):
         assert found.predicted
         return f"nearest cap: step<={found.predicted.step_s!r}s ({name_of(found)})"
-    return f"without '{item}': {_value_of(problem, item, found)}"
+    return f"{_too_many(problem, item)}without '{item}': {_value_of(problem, item, found)}"
+
+
+def _too_many(problem: Problem, item: Constraint) -> str:
+    """Where a pin asks for more ranks on an axis than the cluster has, that."""
+    there = problem.cluster.num_devices
+    sizes = (*STAGE_SIZES, "pp")
+    if isinstance(item, Pin) and item.name in sizes and item.relation == "=":
+        asked = item.value if isinstance(item.value, tuple) else (item.value,)
+        numbers = [value for value in asked if isinstance(value, int)]
+        if numbers and min(numbers) > there:
+            return (
+                f"{item.name} {min(numbers)} needs as many devices, and the cluster has {there}; "
+            )
+    return ""
 
 
 def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:

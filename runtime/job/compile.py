@@ -26,6 +26,7 @@ from meshwright.runtime.job.handshake import (
     check_world,
     identity,
     share_plan,
+    told_of_another_model,
 )
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.stale import check_fresh
@@ -87,10 +88,11 @@ def compile(
         begin(Path(run_dir), plan, rank())
     if graph is None:
         inputs = example_inputs if example_inputs is not None else inputs_of(plan)
-        graph = trace(
-            model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
-            kernels=plan.kernels, precision=plan.precision,
-        )  # fmt: skip
+        with told_of_another_model(plan, model):
+            graph = trace(
+                model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
+                kernels=plan.kernels, precision=plan.precision,
+            )  # fmt: skip
     check_model(plan, graph)
     check_identity(identity(plan, graph, tune))
     check_compiler(plan, chosen.type)

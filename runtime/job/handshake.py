@@ -1,12 +1,14 @@
 """Ranks agree on plan, model and code before they start, or refuse to start."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import meshwright
 from meshwright.ir.comm.by_store import from_first, judged
@@ -15,6 +17,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.text.plain_text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,25 @@ def check_model(plan: Plan, graph: Graph) -> None:
             f"the plan is for model {plan.model.name!r} ({plan.model.fingerprint[:12]}), this "
             f"model is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
         )
+
+
+@contextmanager
+def told_of_another_model(plan: Plan, model: nn.Module) -> Iterator[None]:
+    """Turns what a model raises that cannot be traced with a plan's inputs into a MismatchError,
+    where the plan is for a model of another name."""
+    try:
+        yield
+    except Exception as error:
+        given = type(model).__name__
+        if given == plan.model.name:
+            raise
+        names = ", ".join(spec.name for spec in plan.model.inputs)
+        raise MismatchError(
+            f"the plan is for model {plan.model.name!r} of {plan.model.num_parameters:,} "
+            f"parameters, this is a {given!r} of "
+            f"{sum(p.numel() for p in model.parameters()):,}, which cannot be called with the "
+            f"plan's inputs ({names}): {shown(str(error))}; search a plan for it"
+        ) from error
 
 
 def check_identity(own: Identity) -> None:

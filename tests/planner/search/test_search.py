@@ -172,7 +172,8 @@ def test_the_nearest_memory_cap_is_one_that_works() -> None:
 
 
 def test_pins_that_no_plan_has() -> None:
-    assert "without 'tp=3': tp=" in conflict("tp=3")
+    text = conflict("tp=3")
+    assert "tp 3 needs as many devices, and the cluster has 2; without 'tp=3': tp=" in text
     assert "block layers.0 on stage 0" in conflict("block layers.0 on stage 1")
     assert "num_microbatches=" in conflict("num_microbatches=3")
     assert "pp=" in conflict("pp=4", num_devices=4)  # three blocks
