@@ -10,7 +10,8 @@ STYLE = Style(
     variants=("halves",),
     regathers=True,
     balanced=True,
-    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
+    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy",
+             "route"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
     # distrib_optimizer.py: state is split over the group of data and context parallelism.
     memory=StackMemory(reserved=RESERVED, split_over=("cp",)),
