@@ -44,6 +44,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
     (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
     (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
+    (("automodel",), Stack("automodel", keeps_gathered=True)),
     (("nemo", "transformer engine", "megatron bridge"), Stack("nemo")),
     (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),
