@@ -13,8 +13,8 @@ from meshwright.ir.plan.summed import Sums, summed_axes
 
 
 def fold_for(view: Stage, summed: Iterable[str]) -> Fold:
-    """Returns the axes that are folded for a parameter with such a gradient, in a stage as it is for
-    it (`ir.plan.parameters.as_for`)."""
+    """Returns the axes that are folded for a parameter with such a gradient; `view`: the stage as
+    it is for that (`ir.plan.parameters.as_for`)."""
     return fold_of(view, frozenset(summed)) if folds(view) else ()
 
 
