@@ -10,6 +10,7 @@ STYLE = Style(
     variants=("halves",),
     regathers=True,
     balanced=True,
+    samples_on=("ep",),
     kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy",
              "route"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
