@@ -36,6 +36,7 @@ _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
+    (("automodel",), Stack("automodel", keeps_gathered=True)),
     (("torchtitan", "fsdp2"), _TITAN),
     # configs/7B_sft.py: bf16 gradients.
     (("internevo",), Stack("internevo", sums_half=True)),
@@ -44,7 +45,6 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
     (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
     (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
-    (("automodel",), Stack("automodel", keeps_gathered=True)),
     (("nemo", "transformer engine", "megatron bridge"), Stack("nemo")),
     (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),
