@@ -28,6 +28,7 @@ from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.buckets import Owned, buckets
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import play
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.costmodel.stage.times import BlockTimes
 from meshwright.forms.exchange import Exchange
@@ -205,11 +206,11 @@ def _step_s(model: str, table: Exchange, slowed: float, limit_bytes: float) -> f
     )  # fmt: skip
     sizes = [VALUE * columns * rows for columns, rows, _ in made]
     owned = [Owned(n, n, 1, n, n, (("float32", n, 1),)) for n in sizes]
-    group = FormGroup(table, buckets(owned, round(limit_bytes)), tuple(sizes))
+    group = FormGroup(table, buckets(owned, round(limit_bytes)), tuple(sizes),
+                      lines=ReplicaLines(dp=(Level(RANKS, link),), ranks=RANKS))  # fmt: skip
     free = DeviceType(name="given", kind="cuda", memory_bytes=2**34,
                       memory_bandwidth_bytes_per_s=1e15, peak_flops={"float32": 1e15})  # fmt: skip
-    sync = Sync(groups=(group,), prefetch=0, shard=1, blocks=blocks, prelude_s=0.0,
-                dp=(Level(RANKS, link),), shard_levels=(), replicate_levels=(),
+    sync = Sync(groups=(group,), prefetch=0, blocks=blocks, prelude_s=0.0,
                 overheads=Overheads(0.0, 0.0, 0.0, free))  # fmt: skip
     programs = sync.programs()
     forward_s = play(programs[F].steps)[0]

@@ -249,9 +249,10 @@ def _bands(costs: Sequence[StageCosts], models: Sequence[StageModel], own: Seque
     return Bands(
         compute=uncertain / seconds if seconds else 0.0,
         gradients=max(
-            _band(first.levels(group.exchange.axis), first.trained_bytes) for group in first.groups
+            _band(group.lines.levels(group.exchange.axis), first.trained_bytes)
+            for group in first.groups
         ),
-        gather=_band(first.shard_levels, first.trained_bytes),
+        gather=max(_band(group.lines.shard, first.trained_bytes) for group in first.groups),
         optimizer=max(models[i].optimizer.band for i in own),
     )
 

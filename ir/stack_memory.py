@@ -49,8 +49,6 @@ class StackMemory:
     in_place: bool = False
     """Collectives of replicas read gradients and write parameters where they lie, with no flat
     tensor beside them."""
-    split_over: tuple[str, ...] = ()
-    """Model axes over whose ranks it splits, too, what replicas split."""
     split_loss_bytes: int = 0
     """Most per logit in a loss's backward, beside what it has kept, where ranks share the classes;
     0: as our runtime."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import transformers
 
+from benchmarks.published.measured import RowError
 from benchmarks.published.shapes import Shape
 
 
@@ -27,6 +28,8 @@ class ModelKind:
 def config_of(model: ModelKind, seq: int) -> Any:
     """Returns the configuration of Hugging Face that has the shape."""
     shape, p = model.shape, model.dropout
+    if shape.experts:
+        return _with_experts(shape, seq)
     common = {"vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False}
     if shape.gated or model.squared:
         kind = transformers.LlamaConfig if shape.gated else transformers.NemotronConfig
@@ -46,4 +49,31 @@ def config_of(model: ModelKind, seq: int) -> Any:
         n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.ffn,
         n_positions=seq, activation_function=model.activation, attn_pdrop=p, resid_pdrop=p,
         embd_pdrop=p, **common,
+    )  # fmt: skip
+
+
+def _with_experts(shape: Shape, seq: int) -> Any:
+    if not shape.gated:
+        raise RowError("experts that are not gated")
+    common = {
+        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "use_cache": False,
+        "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.ffn, "moe_intermediate_size": shape.expert_ffn,
+        "num_experts_per_tok": shape.top_k, "max_position_embeddings": seq,
+    }  # fmt: skip
+    if shape.latent:
+        return transformers.DeepseekV3Config(
+            n_routed_experts=shape.experts, first_k_dense_replace=shape.dense_layers,
+            n_shared_experts=shape.shared_ffn // shape.expert_ffn, n_group=1, topk_group=1,
+            **common,
+        )  # fmt: skip
+    if shape.shared_ffn:
+        return transformers.Qwen2MoeConfig(
+            num_experts=shape.experts, decoder_sparse_step=shape.moe_every,
+            shared_expert_intermediate_size=shape.shared_ffn, **common,
+        )  # fmt: skip
+    return transformers.Qwen3MoeConfig(
+        num_experts=shape.experts, decoder_sparse_step=shape.moe_every, norm_topk_prob=True,
+        head_dim=shape.head_dim, **common,
     )  # fmt: skip

@@ -8,6 +8,7 @@ does not say is a file of `ir/styles`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import torch
 import transformers
@@ -100,19 +101,23 @@ def asked_of(row: Row, stack: Stack) -> Asked:
 
 
 def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
-    """The row's layout as a plan by hand, with its prediction."""
+    """The row's layout as a plan by hand, with its prediction. Ranks of one group of experts have
+    samples of their own: the axis `ep` takes them from the replicas. Where a stack's groups of
+    experts are larger than its replicas are many, `tp` splits what each expert has."""
     problem = make_problem(
         asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
         style=asked.style,
     )  # fmt: skip
     p = row.parallel
-    shard = min(p.shard, p.dp) if p.zero else 1
+    ep = gcd(p.ep, p.dp)
+    dp = p.dp // ep
+    shard = min(p.shard, dp) if p.zero else 1
     mode, _ = recompute_mode(row.recompute)
-    model = model_mesh({"cp": p.cp, "tp": p.tp})
+    model = model_mesh({"cp": p.cp, "ep": ep, "tp": p.tp})
     plans = [
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
-            dp_replicate=p.dp // shard, zero=_zero(row, stack) if shard > 1 else 0,
+            dp_replicate=dp // shard, zero=_zero(row, stack) if shard > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
@@ -161,8 +166,6 @@ def precision_of(row: Row, stack: Stack) -> str:
 def pins_of(row: Row) -> tuple[str, ...]:
     """What of the layout is no matter of meshes and stages."""
     p = row.parallel
-    if p.ep > 1 or row.shape.experts:
-        raise RowError("experts")
     if row.gbs % (row.mbs * p.dp):
         raise RowError(f"{row.gbs} samples are not whole micro-batches of {row.mbs} x {p.dp}")
     mode, every = recompute_mode(row.recompute)

@@ -7,7 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder-only transformer; every `moe_every`-th layer has experts where there are any."""
+    """A decoder-only transformer; every `moe_every`-th layer after the first `dense_layers` has
+    experts where there are any."""
 
     layers: int
     hidden: int
@@ -22,12 +23,19 @@ class Shape:
     """Rows of the learned position embedding."""
     experts: int = 0
     moe_every: int = 1
+    dense_layers: int = 0
     top_k: int = 2
     expert_ffn: int = 0
+    shared_ffn: int = 0
+    """Of an expert that sees all tokens."""
+    head_width: int = 0
+    """Of a head; 0: the model's over its heads."""
+    latent: bool = False
+    """Attention by latent vectors, of DeepSeek-V3's widths."""
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.head_width or self.hidden // self.heads
 
     @property
     def kv_width(self) -> int:
@@ -35,7 +43,7 @@ class Shape:
 
     @property
     def attention_parameters(self) -> int:
-        weights = 2 * self.hidden * (self.hidden + self.kv_width)
+        weights = 2 * self.hidden * (self.heads * self.head_dim + self.kv_width)
         return weights if self.gated else weights + 2 * self.hidden + 2 * self.kv_width
 
     @property
@@ -48,14 +56,17 @@ class Shape:
     def expert_parameters(self) -> int:
         """All experts of one layer and their router."""
         each = (3 if self.gated else 2) * self.hidden * self.expert_ffn
-        return self.experts * (each + self.hidden)
+        shared = 3 * self.hidden * self.shared_ffn
+        return self.experts * (each + self.hidden) + shared
 
     @property
     def norm_parameters(self) -> int:
         return self.hidden * (1 if self.gated else 2)
 
     def has_experts(self, layer: int) -> bool:
-        return bool(self.experts) and layer % self.moe_every == self.moe_every - 1
+        if not self.experts or layer < self.dense_layers:
+            return False
+        return layer % self.moe_every == self.moe_every - 1
 
     def layer_parameters(self, layer: int = 0) -> int:
         block = self.expert_parameters if self.has_experts(layer) else self.mlp_parameters
@@ -89,9 +100,9 @@ def read_shape(
     vocab = int(model.get("vocab") or common.get("vocab") or 0)
     if not vocab:
         raise error("model.vocab is not given")
-    if hidden % heads:
+    if hidden % heads and not model.get("head_dim"):
         raise error(f"hidden {hidden} is not divisible by {heads} heads")
-    moe = model.get("moe") or {}
+    moe: Mapping[str, Any] = model.get("moe") or {}
     ffn = int(model.get("ffn") or _usual_width(hidden, gated, bool(moe)))
     if gated and ("mlp_ratio" in model or not model.get("ffn")):
         # A ratio is rounded up (InternEvo, modules/mlp.py, and Llama's own code: multiple_of=256).
@@ -109,7 +120,11 @@ def read_shape(
         experts=int(moe.get("experts") or 0),
         moe_every=int(moe.get("every") or 1),
         top_k=int(moe.get("topk") or moe.get("top_k") or 2),
+        dense_layers=int(moe.get("dense_layers") or 0),
         expert_ffn=int(moe.get("ffn") or moe.get("moe_ffn") or model.get("moe_ffn") or ffn),
+        shared_ffn=int(moe.get("shared_ffn") or 0),
+        head_width=int(model.get("head_dim") or 0),
+        latent=bool(model.get("latent")),
     )
 
 

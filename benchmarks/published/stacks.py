@@ -36,6 +36,7 @@ _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
+    (("automodel",), Stack("automodel", keeps_gathered=True)),
     (("torchtitan", "fsdp2"), _TITAN),
     # configs/7B_sft.py: bf16 gradients.
     (("internevo",), Stack("internevo", sums_half=True)),

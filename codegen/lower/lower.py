@@ -15,6 +15,7 @@ from meshwright.codegen.passes.compiled import compiled
 from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
 from meshwright.codegen.passes.piped import in_halves
 from meshwright.codegen.passes.taps import tap
+from meshwright.forms.folding import folded_groups
 from meshwright.forms.retention import whole_form
 from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
@@ -22,9 +23,9 @@ from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
-from meshwright.ir.layout.layout import Layout, R, Shard
+from meshwright.ir.layout.layout import RP, Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.plan.parameters import groups_of, stage_for, views_of
+from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
 
@@ -172,7 +173,11 @@ def _code(
     made = tuple(zip(block.outputs, outputs, strict=True))
     stage = at.plan.stages[at.stage]
     read = [at.graph.tensors[name].fqn for name in block.params]
-    apart = any(exchange_of(group.stage).refills for group in groups_of(stage, read))
+    sums = {
+        at.graph.tensors[name].fqn: frozenset(a for a, p in stored[name].items() if p == RP)
+        for name in block.params
+    }
+    apart = any(exchange_of(group.stage).refills for group in folded_groups(stage, read, sums))
     return BlockCode(block.pattern, builder.finish(made, apart=apart))
 
 

@@ -1,11 +1,12 @@
 """How the parameters of a stage are stored: split over model axes, whole on the data axis."""
 
-from meshwright.codegen.lower.stage_context import Where, parsed, strategies
+from meshwright.codegen.lower.stage_context import Where, parsed
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.layout import RP, Layout, R, Replicate, Shard
 from meshwright.ir.layout.nesting import tensor_runs
 from meshwright.ir.plan.plan import BlockLayout, Plan, param_key
+from meshwright.ir.plan.summed import summands
 
 
 def stored_layouts(at: Where) -> dict[str, Layout]:
@@ -21,7 +22,7 @@ def stored_layouts(at: Where) -> dict[str, Layout]:
             placed |= declared(at.graph, block, layout, name)
             placed["dp"] = RP if at.graph.tensors[name].requires_grad else R
     for block in at.blocks:
-        for name, axis in _summands(at, block):
+        for name, axis in summands(at.graph, block, at.layout(block.pattern)):
             if found[name].get(axis, R) == R:
                 found[name][axis] = RP
     return found
@@ -44,19 +45,6 @@ def stored_splits(graph: Graph, plan: Plan, stage: int, name: str) -> Layout:
             layout = plan.layout(plan.stages[stage].layouts[block.pattern])
             found |= declared(graph, block, layout, name)
     return found
-
-
-def _summands(at: Where, block: Block) -> list[tuple[str, str]]:
-    """(param, model axis): a use of it gives each rank a summand of its gradient."""
-    layout, params = at.layout(block.pattern), set(block.params)
-    return [
-        (name, axis)
-        for op in at.graph.block_ops(block)
-        for axis, strategy in strategies(layout, op).items()
-        for name, placement in zip(op.inputs, strategy.inputs, strict=True)
-        if name in params and axis != "dp" and placement == RP
-        if at.graph.tensors[name].requires_grad
-    ]
 
 
 def param_of(at: Where, name: str, layout: Layout) -> Param:

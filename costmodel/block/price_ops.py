@@ -159,7 +159,10 @@ class Walk(Trace):
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:
         """Price what the op sends by itself. What it sends while it computes takes the longer."""
         op, places = step.op, step.places
+        alone = self.site.run_as.samples_on if step.op_class is OpClass.ATTENTION else ()
         for axis, strategy in step.strategies.items():
+            if axis in alone:
+                continue
             ranks = self.site.axes[axis].size
             if is_routed(op, strategy, ranks):
                 self.routes.append((local, ranks))

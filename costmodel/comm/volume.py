@@ -72,9 +72,8 @@ def _all(
     yield from _between_blocks(tables, plan, index, costs)
     yield from _between_stages(tables, plan, index, costs)
     yield from _data(model.sync, plan.num_microbatches)
-    for (axis, _), levels in zip(costs.spot.model, costs.spot.model_levels, strict=True):
-        over = costs.cost.summed_over
-        nbytes = sum(costs.cost.params[name] for name, axes in over.items() if axis in axes)
+    for axis, sizes, levels in model.summed:
+        nbytes = sum(sizes)
         yield from _collective("gradients", axis, Primitive.ALL_REDUCE, nbytes, levels, 1)
 
 
@@ -196,24 +195,20 @@ def replica_sends(sync: Sync, times: int) -> Iterator[tuple[int, Send, list[Sent
         for send in exchange.sends:
             if send in fetches:
                 continue
-            sizes = [b.nbytes / sync.shard if send.of_part else b.nbytes for b in group.buckets]
+            sizes = [group.part_of(send, b.nbytes) for b in group.buckets]
             count = times if send.at is Event.AFTER_BACKWARD else 1 / send.every
-            yield number, send, list(_each(sync, group, send, sizes, count))
+            yield number, send, list(_each(group, send, sizes, count))
         if fetches:
             sizes = [nbytes for send in fetches for nbytes in group.fetched(send)]
-            yield number, fetches[0], list(_each(sync, group, fetches[0], sizes, times))
+            yield number, fetches[0], list(_each(group, fetches[0], sizes, times))
 
 
-def _each(
-    sync: Sync, group: FormGroup, send: Send, sizes: Sequence[float], times: float
-) -> Iterator[Sent]:
+def _each(group: FormGroup, send: Send, sizes: Sequence[float], times: float) -> Iterator[Sent]:
     for nbytes in sizes:
-        yield from _exchanged(sync, group, send, nbytes, times)
+        yield from _exchanged(group, send, nbytes, times)
 
 
-def _exchanged(
-    sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
-) -> Iterator[Sent]:
-    levels, exchange = sync.levels(send.axis), group.exchange
+def _exchanged(group: FormGroup, send: Send, nbytes: float, times: float) -> Iterator[Sent]:
+    levels, exchange = group.lines.levels(send.axis), group.exchange
     sent = exchange.sent(send, nbytes, ranks_of(levels))
     yield from _collective(send.what, send.axis, send.primitive, sent, levels, times, exchange.form)

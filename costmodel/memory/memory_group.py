@@ -28,6 +28,12 @@ class MemoryGroup:
     """Per block: of `parameters`, those that are not trained; empty: none."""
     still: frozenset[int] = frozenset()
     """Blocks that have no backward."""
+    shards: int = 1
+    """Ranks that share what is split."""
+
+    def part(self, nbytes: int) -> int:
+        """A rank's of a value of which each has a part, at most."""
+        return ceil(nbytes / self.exchange.ways(self.shards))
 
     @cached_property
     def trained(self) -> int:

@@ -27,6 +27,10 @@ class SteppedGroup(NamedTuple):
     """Of all of them, as the optimizer steps them."""
     largest_bytes: int
     """Of the largest one."""
+    shards: int
+    """Ranks that share what is split of them."""
+    ranks: int
+    """Ranks that have copies, or share them."""
 
 
 class StackBytes(NamedTuple):
@@ -42,15 +46,13 @@ class StackBytes(NamedTuple):
 NO_BYTES = StackBytes()
 
 
-def stack_bytes(
-    habits: StackMemory, groups: Iterable[SteppedGroup], shard: int, dp: int
-) -> StackBytes:
-    """Returns what a stack holds of groups whose state `shard` of `dp` ranks share."""
+def stack_bytes(habits: StackMemory, groups: Iterable[SteppedGroup]) -> StackBytes:
+    """Returns what a stack holds of groups of parameters."""
     always = stepping = apart = norms = 0.0
-    for exchange, trained, largest in groups:
-        parts = exchange.parts("optimizer", shard)
+    for exchange, trained, largest, shards, ranks in groups:
+        parts = exchange.parts("optimizer", shards)
         is_whole = not exchange.is_split("parameters")
-        if dp > 1 and parts == 1:
+        if ranks > 1 and parts == 1:
             always += habits.bucket_copies * trained
         each = habits.stepping + habits.stepping_flat * is_whole
         stepping += each * trained / parts

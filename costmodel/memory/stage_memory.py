@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.memory.memory_group import BackwardGradients, MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import NO_BYTES, StackBytes
-from meshwright.forms.exchange import Exchange
 from meshwright.ir.stack_memory import NOTHING_MORE, StackMemory
 
 
@@ -88,7 +87,6 @@ class StageMemory:
     """One stage on a rank. What has been worked out is kept."""
 
     groups: tuple[MemoryGroup, ...]
-    shard: int
     prefetch: int
     receives: bool = False
     """A rank receives the others' parts of a flat tensor before it adds them up
@@ -117,7 +115,7 @@ class StageMemory:
         """From one end of a step to the other."""
         flat = late = 0
         for group in self.groups:
-            part = self._part(group.exchange, group.trained)
+            part = group.part(group.trained)
             flat += group.trained if group.exchange.sums_into_zeros else 0
             flat += self._of_trained(group, group.exchange.kept)
             wholes, parts = group.exchange.under_way
@@ -190,7 +188,7 @@ class StageMemory:
             sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
             at_once = group.exchange.published_at_once * max(sizes, default=0)
             largest = min(at_once, sum(sizes))
-            part = self._part(group.exchange, largest)
+            part = group.part(largest)
             moving = max(moving, ceil(wholes * largest + parts * part))
         if self.habits.in_place or not any(
             [sum(group.exchange.moving_at_end) for group in self.groups]
@@ -202,19 +200,15 @@ class StageMemory:
     def _of_trained(self, group: MemoryGroup, shares: tuple[float, float]) -> int:
         """Bytes of so many wholes and parts of all trained parameters of a group."""
         wholes, parts = shares
-        return ceil(wholes * group.trained + parts * self._part(group.exchange, group.trained))
+        return ceil(wholes * group.trained + parts * group.part(group.trained))
 
-    def _part(self, exchange: Exchange, nbytes: int) -> int:
-        """This rank's of a bucket."""
-        return ceil(nbytes / exchange.ways(self.shard))
-
-    def _scattering(self, exchange: Exchange, waits: bool, nbytes: int) -> int:
+    def _scattering(self, group: MemoryGroup, waits: bool, nbytes: int) -> int:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
         this rank gets. An owner gets the parts of the others one after the other, when whole
         gradients have gone (`waits`)."""
         if self.habits.in_place:
-            return self._part(exchange, nbytes)
-        return nbytes + (self._part(exchange, nbytes) if waits else nbytes)
+            return group.part(nbytes)
+        return nbytes + (group.part(nbytes) if waits else nbytes)
 
     def _forward(self) -> list[_Rise]:
         found, saved, late = [], 0, sum([group.late for group in self.groups])
@@ -243,7 +237,7 @@ class StageMemory:
         """Parameters that are gathered before each block, at most, and while it runs; the flat
         tensor is there beside the parameters while it is unpacked, and a rank's part of it where
         that is cast. None where nothing is gathered in that direction."""
-        lines = [(g.arriving(step, partial(self._part, g.exchange), self.habits.in_place), ahead)
+        lines = [(g.arriving(step, g.part, self.habits.in_place), ahead)
                  for g in self.groups if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
         if not lines:
             return []
@@ -264,10 +258,8 @@ class StageMemory:
         groups = [
             BackwardGradients(
                 group,
-                partial(self._part, group.exchange),
-                partial(
-                    self._scattering, group.exchange, group.exchange.owns_whole or not self.receives
-                ),
+                group.part,
+                partial(self._scattering, group, group.exchange.owns_whole or not self.receives),
                 first,
                 last,
                 self.habits.holds_gradients,

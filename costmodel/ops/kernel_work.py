@@ -51,11 +51,12 @@ def input_work(op: LocalOp) -> KernelWork | None:
     flops = _flops(op)
     if op.op_class is OpClass.ATTENTION:
         flops *= _ATTENTION_BACKWARD
-    elif not any(i.is_param for i in op.inputs):
+    between = not any(i.is_param for i in op.inputs)  # both factors are activations
+    if op.op_class is not OpClass.ATTENTION and between:
         flops *= sum(len(i.shape) > 1 for i in wanted)
     window = _window(op)
     gemms = tuple(g.for_input(window) for g in _gemms(op))
-    if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
+    if op.op_class is OpClass.MATMUL and between and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
     passed += 2 * inside_bytes(op, at_once=False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.replica_lines import ALONE, ReplicaLines
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Send
 
@@ -25,8 +26,19 @@ class FormGroup:
     """Per block: bytes of those to whose gradients it is the last to add; empty where there is no
     other group."""
 
+    lines: ReplicaLines = ALONE
+    """The ranks that agree on them."""
     state: float = 0
     """Values that the optimizer keeps per value."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share what is split."""
+        return self.lines.shards
+
+    def part_of(self, send: Send, nbytes: float) -> float:
+        """What goes of a unit of so many bytes."""
+        return nbytes / self.shards if send.of_part else nbytes
 
     @cached_property
     def owned(self) -> dict[int, list[Bucket]]:

@@ -19,7 +19,6 @@ CopyTime = Callable[[float], float]
 def host_waits(
     groups: Sequence[FormGroup],
     held: Sequence[BlockParams],
-    shard: int,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     seconds: CopyTime,
@@ -34,7 +33,7 @@ def host_waits(
     comes, waited = [0.0] * len(forward_s), 0.0
     for group, own in zip(groups, held, strict=True):
         exchange = group.exchange
-        part = exchange.parts("optimizer", shard)
+        part = exchange.parts("optimizer", group.shards)
         copies = [seconds(owned.trained_bytes / part) for owned in own.owned]
         for copy in [c for c in exchange.host_copies if c.at is Event.AFTER_BACKWARD]:
             each = [
@@ -75,7 +74,6 @@ def waits_of_step(
     groups: Sequence[FormGroup],
     held: Sequence[BlockParams],
     blocks: Sequence[BlockTimes],
-    shard: int,
 ) -> HostWaits:
     """Returns what copies of gradients and values keep a stage waiting for in a step."""
     if not any([group.exchange.host_copies or group.exchange.row_copies for group in groups]):
@@ -90,17 +88,16 @@ def waits_of_step(
 
     apart = costs.device.is_apart
     whole = host_waits(
-        groups, held, shard, forward, backward, seconds, apart=apart,
+        groups, held, forward, backward, seconds, apart=apart,
         adding_s=lambda nbytes: host_work_s(costs.device, costs.host, nbytes),
     )  # fmt: skip
-    now, hidden = _rows_wait(groups, held, shard, sum(forward) + sum(backward), seconds, apart)
+    now, hidden = _rows_wait(groups, held, sum(forward) + sum(backward), seconds, apart)
     return replace(whole, brings_s=whole.brings_s + now, hidden_s=whole.hidden_s + hidden)
 
 
 def _rows_wait(
     groups: Sequence[FormGroup],
     held: Sequence[BlockParams],
-    shard: int,
     step_s: float,
     seconds: CopyTime,
     apart: bool,
@@ -109,7 +106,7 @@ def _rows_wait(
     by itself; what comes ahead has a step's time."""
     ways: dict[tuple[str, bool], float] = {}
     for group, own in zip(groups, held, strict=True):
-        part = group.exchange.parts("optimizer", shard)
+        part = group.exchange.parts("optimizer", group.shards)
         for copy in group.exchange.row_copies:
             nbytes = group.exchange.stated[copy.share] * own.trained_bytes / part
             key = copy.to, copy.until is not copy.at

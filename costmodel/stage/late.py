@@ -73,7 +73,7 @@ class _LateBuckets:
         for number, bucket in enumerate(self._group.owned.get(call, ())):
             yield Step(Do.WAIT, 0.0, self._job(call, number), "gather")
             for send in self._group.exchange.late:
-                sync, pieces = self._sync, bucket.tensors * self._sync.shard * send.unpacks
+                sync, pieces = self._sync, bucket.tensors * self._group.shards * send.unpacks
                 moved = UNPACKED * send.times * bucket.nbytes * send.unpacks
                 copies = run(sync.copy_s(moved) + sync.piece_s * pieces, "gather")
                 self.begun_steps.append(copies)
@@ -93,8 +93,12 @@ class _LateBuckets:
         for number, bucket in enumerate(self._group.owned.get(call, ())):
             for send in self._group.exchange.late:
                 if send.packs:
-                    own = bucket.nbytes / sync.shard if send.packs == "part" else bucket.nbytes
-                    pieces = bucket.tensors * (1 if send.packs == "part" else sync.shard)
+                    own = (
+                        bucket.nbytes / self._group.shards
+                        if send.packs == "part"
+                        else bucket.nbytes
+                    )
+                    pieces = bucket.tensors * (1 if send.packs == "part" else self._group.shards)
                     yield run(sync.packed_s(own, pieces), "gather")
                 seconds = sync.send_s(self._group, send, bucket.nbytes)
                 yield Step(Do.START, seconds, self._job(call, number), "gather")
@@ -143,8 +147,7 @@ def _seconds(sync: Sync, group: FormGroup, send: Send) -> float:
         return (
             sum([sync.send_s(group, send, nbytes) for nbytes in group.fetched(send)]) / send.every
         )
-    part = sync.shard if send.of_part else 1
-    sizes = [bucket.nbytes / part for bucket in group.buckets]
+    sizes = [group.part_of(send, bucket.nbytes) for bucket in group.buckets]
     return sum([sync.send_s(group, send, nbytes) for nbytes in sizes]) / (
         send.every if send.lag else 1
     )

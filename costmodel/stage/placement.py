@@ -7,9 +7,10 @@ from math import prod
 
 from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.comm.borders import Passage, border, borders, passage
-from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
+from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, HostShare
 from meshwright.ir.cluster.host import host_of
@@ -29,8 +30,7 @@ class StageCosts:
     """Per block: recomputed or not, or what becomes of what its ops make."""
     spot: BlockSpot
     device: DeviceType
-    shard_levels: Levels
-    replicate_levels: Levels
+    lines: ReplicaLines
     passage: Passage
     send_s: float
     border_bytes: int
@@ -100,8 +100,6 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     modes = _modes(stage, blocks)
     candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
-    shard = stage.mesh.get("dp_shard", 1)
-    shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
     hidden = _hidden(tables, stage, blocks, modes, layouts, spot) or saved_by_kernels(
         tables, plan, index, blocks, layouts, spot
     )
@@ -114,8 +112,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         modes=modes,
         spot=spot,
         device=tables.devices[spot.device],
-        shard_levels=shard_levels,
-        replicate_levels=tables.levels(stage.devices[:: shard * stage.model_size]),
+        lines=lines_in(tables, stage),
         passage=passage(tables, between, spot),
         send_s=send_s,
         border_bytes=sent,

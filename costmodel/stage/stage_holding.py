@@ -1,7 +1,7 @@
 """What a stage holds on a rank: its memory, put together from its parameters, blocks and forms."""
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil
 
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
@@ -19,35 +19,33 @@ from meshwright.ir.stack_memory import StackMemory
 
 def stage_memory_of(
     habits: StackMemory,
-    dp: int,
     costs: StageCosts,
     parts: Parts,
     held: Sequence[BlockParams],
     sync: Sync,
 ) -> StageMemory:
-    """Returns what one of `dp` replicas holds of a stage, as a stack with these habits runs it."""
-    shard = sync.shard * prod([costs.spot.sizes.get(axis, 1) for axis in habits.split_over])
-    shares = [form.exchange.parts("optimizer", shard) for form in sync.groups]
+    """Returns what a rank holds of a stage, as a stack with these habits runs it."""
+    shares = [form.exchange.parts("optimizer", form.shards) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
     frozen = [own.frozen_bytes for own in held]
     others = sum(costs.cost.params.values()) - sum(trained) - sum(frozen)
     states = [
         training_state(
             nbytes + still, nbytes, optimizer=part.update, exchange=part.exchange,
-            dp_shard=shard, frozen_bytes=still,
+            dp_shard=part.lines.shards, frozen_bytes=still,
         )
         for nbytes, still, part in zip(trained, frozen, parts, strict=True)
     ]  # fmt: skip
     stack = stack_bytes(
         habits,
         [SteppedGroup(form.exchange, own.trained_bytes,
-                      max([o.largest_trained for o in own.owned], default=0))
+                      max([o.largest_trained for o in own.owned], default=0),
+                      form.shards, form.lines.ranks)
          for form, own in zip(sync.groups, held, strict=True)],
-        shard, dp,
     )  # fmt: skip
     return StageMemory(
         stack=stack, habits=habits,
-        shard=shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
+        prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
         # Where host and device are one memory, what is on the host is there twice.
         optimizer=sum([state.optimizer_bytes for state in states])
@@ -58,7 +56,7 @@ def stage_memory_of(
         temporary=_temporary(costs, parts, held, shares) + stack.stepping,
         summed=max([
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
-            for sizes, _ in summed_of(costs, parts)
+            for _, sizes, _ in summed_of(costs, parts)
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs),
@@ -67,7 +65,7 @@ def stage_memory_of(
                 form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
                 _made([o.trained_bytes for o in own.owned], form.exchange),
                 _made([o.largest_trained for o in own.owned], form.exchange),
-                form.frozen, form.still,
+                form.frozen, form.still, form.shards,
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),

@@ -30,10 +30,9 @@ from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, run, talk
 from meshwright.costmodel.stage.stage_holding import stage_memory_of
-from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
+from meshwright.costmodel.stage.stage_parts import Part, Parts, Summed, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.costmodel.stage.times import BlockTimes
-from meshwright.forms.exchange import Exchange
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import HostShare
 from meshwright.ir.memo import Memo
@@ -59,6 +58,8 @@ class StageModel:
     hidden_s: float
     """Of what goes under the next step's first forward, what that hides."""
     memory: StageMemory
+    summed: Summed
+    """Gradients that are summed over model axes that are not folded for them."""
     uncertain_s: float
     """Of one micro-batch: seconds times relative error."""
 
@@ -82,8 +83,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     stage = plan.stages[index]
     parts = parts_of(tables, stage, costs, plan.optimizer)
     key = (
-        id(costs.cost), parts, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
-        costs.spot, costs.shard_levels, costs.replicate_levels,
+        id(costs.cost), parts, stage.prefetch, costs.spot,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
     )  # fmt: skip
@@ -97,18 +97,20 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
     held = [held_of(tables, costs, part.names) for part in parts]
     sync = _sync(tables, stage, costs, parts, held)
     own = _trained(held, sync)
+    summed = summed_of(costs, parts)
     actions = _actions(tables, sync, costs.device.name)
     return StageModel(
         sync=sync,
         programs=actions.programs,
         forward_s=actions.forward_s,
         backward_s=actions.backward_s,
-        finish=tuple(sync.finish(summed_of(costs, parts))),
+        finish=tuple(sync.finish(summed)),
+        summed=summed,
         optimizer=_optimizer_time(tables, costs, parts, own),
         clip_s=clip_time(costs.device, *_total(own), scales=not costs.updates),
         publish=actions.publish,
         hidden_s=actions.hidden_s,
-        memory=stage_memory_of(tables.run_as.memory, stage.dp, costs, parts, held, sync),
+        memory=stage_memory_of(tables.run_as.memory, costs, parts, held, sync),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
         + sum(one.uncertain_s for one in costs.hidden),
@@ -118,8 +120,7 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
 def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     """What the stage does; that of other blocks with equal costs is the same."""
     key = (
-        device, sync.groups, sync.prefetch, sync.shard, sync.blocks, sync.prelude_s,
-        sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
+        device, sync.groups, sync.prefetch, sync.blocks, sync.prelude_s, sync.passage_forward_s,
         sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates, sync.host,
     )  # fmt: skip
     known = _acted.of(tables)
@@ -162,7 +163,7 @@ class SyncPrices:
         held = [self._held[part.names] for part in parts]
         if self._sync is None:
             self._sync = _sync(tables, stage, costs, parts, held)
-        sync = replace(self._sync, groups=_groups(tables, stage, costs, parts, held))
+        sync = replace(self._sync, groups=_groups(tables, costs, parts, held))
         last = sync.programs()[B + LAST].steps
         steps = (*last, *sync.finish(summed_of(costs, parts)), *sync.publish())
         return play(steps, IDLE, sync.overlap)[0] + late_of(sync).exposed_s
@@ -170,7 +171,6 @@ class SyncPrices:
 
 def _groups(
     tables: CostTables,
-    stage: Stage,
     costs: StageCosts,
     parts: Parts,
     held: Sequence[BlockParams],
@@ -179,23 +179,23 @@ def _groups(
     return tuple(
         FormGroup(
             part.exchange,
-            _buckets(tables, stage, part.exchange, own),
+            _buckets(tables, part, own),
             tuple(own.gathered),
             tuple(own.gathered_frozen) if own.frozen_bytes and part.exchange.fetches else (),
             still if part.exchange.fetches else frozenset(),
             tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
+            part.lines,
             update(part.update).copies if part.update else 0,
         )
         for part, own in zip(parts, held, strict=True)
     )
 
 
-def _buckets(
-    tables: CostTables, stage: Stage, exchange: Exchange, held: BlockParams
-) -> tuple[Bucket, ...]:
+def _buckets(tables: CostTables, part: Part, held: BlockParams) -> tuple[Bucket, ...]:
+    exchange = part.exchange
     limit_bytes = exchange.bucket_bytes or (0 if exchange.reduces_blocks else tables.bucket_bytes)
     made = forward_buckets if exchange.in_forward_order else buckets
-    return () if stage.dp == 1 else made(held.owned, limit_bytes)
+    return () if part.lines.ranks == 1 else made(held.owned, limit_bytes)
 
 
 def _sync(
@@ -205,16 +205,15 @@ def _sync(
     parts: Parts,
     held: Sequence[BlockParams],
 ) -> Sync:
-    groups = _groups(tables, stage, costs, parts, held)
+    groups = _groups(tables, costs, parts, held)
     blocks = _with_rows(_block_times(tables, costs, groups, stage.prefetch), groups, held, costs)
     return Sync(
         groups=groups,
-        host=waits_of_step(tables, costs, groups, held, blocks, stage.mesh.get("dp_shard", 1)),
-        prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
+        host=waits_of_step(tables, costs, groups, held, blocks),
+        prefetch=stage.prefetch,
         blocks=blocks,
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
-        dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
-        replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
+        overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
         packs=costs.packs, updates=costs.updates, side_by_side=costs.device.kind == "cpu",
         check_s=costs.device.launching.check_s if costs.device.launching else 0.0,
@@ -283,13 +282,14 @@ def _with_rows(
 
 def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
     """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
-    shard = sync.shard
     return [
         (
-            ceil(group.tensors * (of.busiest or 1.0)),
-            ceil(group.trained_bytes * of.stepped_share / of.parts("optimizer", shard)),
+            ceil(own.tensors * (of.busiest or 1.0)),
+            ceil(own.trained_bytes * of.stepped_share / of.parts("optimizer", group.shards)),
         )
-        for group, of in zip(held, [form.exchange for form in sync.groups], strict=True)
+        for own, group, of in zip(
+            held, sync.groups, [group.exchange for group in sync.groups], strict=True
+        )
     ]
 
 

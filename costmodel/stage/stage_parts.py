@@ -8,18 +8,21 @@ from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
 from meshwright.costmodel.stage.placement import StageCosts
+from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Shaped
-from meshwright.forms.sync import exchange_of, needs_shapes
+from meshwright.forms.folding import folded_groups
+from meshwright.forms.sync import exchange_of, folds, needs_shapes
 from meshwright.forms.updates import update
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layers import window_of
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.parameters import groups_of
+from meshwright.ir.plan.folded import Fold, fold_of, folded, folds_of
 from meshwright.ir.plan.plan import Stage
 
 _owned: Memo[tuple[object, ...], Owned] = Memo()
+_folded: Memo[object, tuple[tuple[Fold, frozenset[str] | None], ...]] = Memo()
 _rows: Memo[str, dict[str, float]] = Memo()
 
 
@@ -30,6 +33,9 @@ class Part(NamedTuple):
     update: str
     names: frozenset[str] | None
     """None: all that it has."""
+    lines: ReplicaLines
+    fold: Fold = ()
+    """Model axes that are one with dp_shard for them."""
     shapes: tuple[Shaped, ...] = ()
     """Of the trained ones on a rank, where the time of their update depends on that."""
 
@@ -39,21 +45,67 @@ Parts = tuple[Part, ...]
 
 def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
     if not stage.by_parameter:
-        shapes = _stepped(tables, costs, optimizer, None)
-        return (Part(_exchange(tables, stage, costs, None), optimizer, None, shapes),)
+        return tuple(
+            _part(tables, stage, fold, costs, optimizer, names)
+            for fold, names in _foldings(tables, stage, costs)
+        )
     names: dict[str, list[str]] = {}
     for name in costs.cost.params:
         names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
+    over = costs.cost.summed_over
+    sums = {
+        path: frozenset(axis for name in own for axis in over.get(name, ()))
+        for path, own in names.items()
+    }
     found = []
-    for group in groups_of(stage, names):
+    for group in folded_groups(stage, names, sums):
         own = frozenset(name for path in group.paths for name in names[path])
         step = group.update or optimizer
+        fold = tuple([axis for axis, _ in stage.model if axis not in dict(group.stage.model)])
         # A kernel steps all that it is given, and copies of owners have gradients of other rows.
         alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
         rests = alone and bool(step) and update(step).rests_by_default
         of = _exchange(tables, group.stage, costs, own, rests)
-        found.append(Part(of, step, own, _stepped(tables, costs, step, own)))
+        shapes = _stepped(tables, costs, step, own)
+        found.append(Part(of, step, own, lines_in(tables, group.stage), fold, shapes))
     return tuple(found)
+
+
+def _part(
+    tables: CostTables,
+    stage: Stage,
+    fold: Fold,
+    costs: StageCosts,
+    optimizer: str,
+    names: frozenset[str] | None,
+) -> Part:
+    """Of a stage that says the same of all its parameters, those for which axes are folded."""
+    view = folded(stage, fold)
+    lines = lines_in(tables, view) if fold else costs.lines
+    shapes = _stepped(tables, costs, optimizer, names)
+    return Part(_exchange(tables, view, costs, names), optimizer, names, lines, fold, shapes)
+
+
+def _foldings(
+    tables: CostTables, stage: Stage, costs: StageCosts
+) -> tuple[tuple[Fold, frozenset[str] | None], ...]:
+    """The foldings of a stage's parameters, with the names of these; None: all there are."""
+    widest = folds_of(stage)[-1] if folds(stage) else ()
+    if not widest:
+        return (((), None),)
+    known = _folded.of(tables)
+    key = id(costs.cost), widest
+    if key not in known:
+        found: dict[Fold, list[str]] = {}
+        for name in costs.cost.params:
+            if tables.graph.tensors[name].kind is Kind.PARAMETER:
+                fold = fold_of(stage, costs.cost.summed_over.get(name, ()))
+                found.setdefault(fold, []).append(name)
+        if len(found) < 2:
+            known[key] = tuple([(fold, None) for fold in found] or [((), None)])
+        else:
+            known[key] = tuple([(fold, frozenset(own)) for fold, own in sorted(found.items())])
+    return known[key]
 
 
 def _stepped(
@@ -115,19 +167,24 @@ def _reads(tables: CostTables) -> dict[str, float]:
     return known[""]
 
 
-def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
-    """Bytes of the gradients that are summed over each model axis, group by group, and the links of
-    the axis."""
+Summed = tuple[tuple[str, tuple[int, ...], Levels], ...]
+"""A model axis, bytes of the gradients that are summed over it, group by group, and its links."""
+
+
+def summed_of(costs: StageCosts, parts: Parts) -> Summed:
+    """Returns what is summed over each model axis where that is not folded."""
     params, over = costs.cost.params, costs.cost.summed_over
     lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
     return tuple(
         (
+            axis,
             tuple(
                 sum([
                     params[name] for name, axes in over.items()
-                    if axis in axes and (names is None or name in names)
+                    if axis in axes and axis not in part.fold
+                    and (part.names is None or name in part.names)
                 ])
-                for names in [part.names for part in parts]
+                for part in parts
             ),
             levels,
         )

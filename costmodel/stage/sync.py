@@ -26,7 +26,7 @@ from meshwright.costmodel.stage.program import (
 )
 from meshwright.costmodel.stage.sent_forward import begun_forward
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
-from meshwright.forms.exchange_rows import Axis, Event, Rewrite, Send
+from meshwright.forms.exchange_rows import Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
 
 PACKED, PACKED_BY_KERNEL = 3, 2
@@ -43,13 +43,8 @@ class Sync:
     groups: tuple[FormGroup, ...]
     """Its parameters, by the form that they have."""
     prefetch: int
-    shard: int
-    """Ranks among which it shards."""
     blocks: tuple[BlockTimes, ...]
     prelude_s: float
-    dp: Levels
-    shard_levels: Levels
-    replicate_levels: Levels
     overheads: Overheads
     passage_forward_s: float = 0.0
     """Collectives between blocks and at the stage's borders."""
@@ -76,16 +71,12 @@ class Sync:
     @cached_property
     def overlap(self) -> Overlap:
         """By how much gradients on their way and computing slow each other down."""
-        levels = [level for group in self.groups for level in self.levels(group.exchange.axis)]
+        levels = [
+            level for group in self.groups for level in group.lines.levels(group.exchange.axis)
+        ]
         slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
         compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
         return Overlap(max(compute), max(channel))
-
-    def levels(self, axis: Axis) -> Levels:
-        """The links of an axis of replicas."""
-        if axis == "dp":
-            return self.dp
-        return self.shard_levels if axis == "dp_shard" else self.replicate_levels
 
     @property
     def _message_bytes(self) -> float:
@@ -212,24 +203,24 @@ class Sync:
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
         sent = self.sent(group, send, nbytes) if send.share else nbytes
-        seconds = self.collective_s(send.primitive, sent, self.levels(send.axis))
+        seconds = self.collective_s(send.primitive, sent, group.lines.levels(send.axis))
         return seconds if send.lag else seconds / send.every
 
     def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Bytes by which a message of a unit of so many bytes takes its time."""
-        ranks = ranks_of(self.levels(send.axis)) if send.by_rank else 1
+        ranks = ranks_of(group.lines.levels(send.axis)) if send.by_rank else 1
         return group.exchange.sent(send, nbytes, ranks) * group.exchange.load(send)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
-        key = primitive, nbytes
+        key = primitive, nbytes, id(levels)  # groups hold their levels
         if key not in self._known_s:
             checked_s = self.check_s * max(0, ranks_of(levels) - 1)
             self._known_s[key] = collective_time(primitive, nbytes, levels) + checked_s
         return self._known_s[key]
 
     @cached_property
-    def _known_s(self) -> dict[tuple[Primitive, float], float]:
+    def _known_s(self) -> dict[tuple[Primitive, float, int], float]:
         return {}
 
     def copy_s(self, nbytes: float) -> float:
@@ -260,13 +251,13 @@ class Sync:
             found += self.work(group.exchange.worked_last, bucket, "gradients")
         for send in sends:
             if send.of_part:
-                found.append(self.sending(group, send, n / self.shard))
+                found.append(self.sending(group, send, group.part_of(send, n)))
                 continue
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
-                found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
+                found.append(run(self.copy_s(ADDED * send.times * n / group.shards), "gradients"))
             if send.packs:
-                packing_s = self.packed_s(send.times * n, bucket.tensors * self.shard)
+                packing_s = self.packed_s(send.times * n, bucket.tensors * group.shards)
                 found.append(run(packing_s, "gradients"))
             found.append(self.sending(group, send, n))
         return found
@@ -293,19 +284,19 @@ class Sync:
         """Bytes that move for it."""
         return (PACKED_BY_KERNEL if self.packs else PACKED) * nbytes
 
-    def finish(self, summed: Sequence[tuple[Sequence[int], Levels]]) -> Iterator[Step]:
+    def finish(self, summed: Sequence[tuple[str, Sequence[int], Levels]]) -> Iterator[Step]:
         """From the end of the schedule to complete gradients; tied parameters left out.
 
-        `summed`: bytes of gradients that are summands on a model axis, group by group, and its
+        `summed`: a model axis, bytes of gradients that are summands on it, group by group, and its
         links.
         """
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
         for group in self.groups:
             yield from self._ended(group)
         yield from self._together([group.exchange.at_end for group in self.groups], "gradients")
-        for sizes, levels in summed:
+        for _, sizes, levels in summed:
             held = sum([
-                nbytes / group.exchange.parts("optimizer", self.shard)
+                nbytes / group.exchange.parts("optimizer", group.shards)
                 for nbytes, group in zip(sizes, self.groups, strict=True)
             ])  # fmt: skip
             if held:
@@ -316,14 +307,14 @@ class Sync:
 
     def _ended(self, group: FormGroup) -> Iterator[Step]:
         ends = group.exchange.at_end
-        ended = [(send, self.levels(send.axis)) for send in ends if not send.joint]
+        ended = [(send, group.lines.levels(send.axis)) for send in ends if not send.joint]
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
             if work:
                 yield from self.work(work, bucket, "gradients")
             for send, levels in ended:
                 if levels:
-                    nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
+                    nbytes = group.part_of(send, bucket.nbytes)
                     yield talk(self.send_s(group, send, nbytes), "gradients")
 
     def publish(self) -> Iterator[Step]:
@@ -340,37 +331,35 @@ class Sync:
                 yield from known[key]
         yield from self._together([group.exchange.published for group in self.groups], "gather")
 
-    def _packed(self, send: Send, bucket: Bucket) -> Iterator[Step]:
+    def _packed(self, group: FormGroup, send: Send, bucket: Bucket) -> Iterator[Step]:
         """What is published becomes one flat tensor."""
         if send.packs:
-            own = bucket.nbytes / self.shard if send.packs == "part" else bucket.nbytes
-            pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
+            own = bucket.nbytes / group.shards if send.packs == "part" else bucket.nbytes
+            pieces = bucket.tensors * (1 if send.packs == "part" else group.shards)
             packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
             yield run(packing_s, "gather")
 
-    def _unpacked(self, send: Send, bucket: Bucket) -> Iterator[Step]:
+    def _unpacked(self, group: FormGroup, send: Send, bucket: Bucket) -> Iterator[Step]:
         """What has come goes to whole tensors."""
         if send.unpacks:
-            pieces_s = self.piece_s * bucket.tensors * self.shard
+            pieces_s = self.piece_s * bucket.tensors * group.shards
             moved = UNPACKED * send.times * bucket.nbytes
             yield run(self.copy_s(moved) + pieces_s, "gather")
 
-    def _part_of(self, send: Send, bucket: Bucket) -> float:
-        return bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-
     def _together(self, sends: Sequence[Sequence[Send]], what: str) -> Iterator[Step]:
         """Messages that buckets of several groups of a form go in; `sends`: of each group."""
-        found: dict[object, tuple[Send, float]] = {}
+        found: dict[object, tuple[Send, Levels, float]] = {}
         for index, (group, own) in enumerate(zip(self.groups, sends, strict=True)):
             for send in own:
-                if send.joint and self.levels(send.axis):
-                    key = group.exchange.form, send.what, send.primitive, send.axis, send.share
+                if send.joint and (levels := group.lines.levels(send.axis)):
+                    way = send.what, send.primitive, send.axis, send.share
+                    key = group.exchange.form, way, group.lines
                     units = sum([bucket.nbytes for bucket in group.buckets])
                     nbytes = 0.0 if (index, send) in self.free else self.sent(group, send, units)
-                    found[key] = send, found.get(key, (send, 0.0))[1] + nbytes
-        for send, nbytes in found.values():
+                    found[key] = send, levels, found.get(key, (send, levels, 0.0))[2] + nbytes
+        for send, levels, nbytes in found.values():
             if nbytes:
-                yield talk(self.collective_s(send.primitive, nbytes, self.levels(send.axis)), what)
+                yield talk(self.collective_s(send.primitive, nbytes, levels), what)
 
     def _published_ahead(self, group: FormGroup, number: int) -> Iterator[Step]:
         """Buckets of which each is packed and sent while the one before it is under way. `number`:
@@ -379,20 +368,22 @@ class Sync:
             landed: list[Step] = []
             for index, bucket in enumerate(group.buckets):
                 job = -((number << 20) + index) - 3
-                yield from self._packed(send, bucket)
-                seconds = self.send_s(group, send, self._part_of(send, bucket))
+                yield from self._packed(group, send, bucket)
+                seconds = self.send_s(group, send, group.part_of(send, bucket.nbytes))
                 yield Step(Do.START, seconds, job, "gather")
                 yield from landed
-                landed = [Step(Do.WAIT, 0.0, job, "gather"), *self._unpacked(send, bucket)]
+                landed = [Step(Do.WAIT, 0.0, job, "gather"), *self._unpacked(group, send, bucket)]
             yield from landed
 
     def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
         """Of a bucket that goes alone."""
         found = list[Step]()
         for send in [s for s in group.exchange.published if not s.joint and not s.ahead]:
-            found += self._packed(send, bucket)
-            found.append(talk(self.send_s(group, send, self._part_of(send, bucket)), "gather"))
-            found += self._unpacked(send, bucket)
+            found += self._packed(group, send, bucket)
+            found.append(
+                talk(self.send_s(group, send, group.part_of(send, bucket.nbytes)), "gather")
+            )
+            found += self._unpacked(group, send, bucket)
         for work in group.exchange.cleared:
             found += self.work((work,), bucket, work.what)
         return found

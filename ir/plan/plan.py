@@ -30,6 +30,8 @@ _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrin
 MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
 """Axes that split the samples and tensors of one replica. On all of them any op may be split; on
 `cp` parameters are stored whole, on `ep` only those of experts are split."""
+DATA_AXES = ("dp", "dp_shard", "dp_replicate")
+"""Axes of replicas: both together, and each."""
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
 """Names a mesh axis may have, outermost first; those of torchtitan, and `tp` in factors."""
 
@@ -162,7 +164,8 @@ class Stage:
     batch_shares: Many[int]
     """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
     zero: Zero = 0
-    """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
+    """What is sharded over dp_shard, and over those of cp and ep on which a parameter lies whole:
+    1 optimizer, 2 also gradients, 3 also parameters."""
     sync: FormChoice | None = None
     """How replicas agree on gradients, and when; without it, as `zero` says: at the step's end.
     With `dear`, zero 1 gathers parameters and zero 0 gradients under the next forward."""

@@ -57,6 +57,9 @@ class Style:
     balanced: bool = False
     """With context parallelism each rank has an early and a late part of the sequence, so that
     causal attention is shared out evenly."""
+    samples_on: tuple[str, ...] = ()
+    """Model axes whose ranks have samples of their own where plans of ours split each sample's
+    sequence: attention sends nothing on them."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False

@@ -10,9 +10,10 @@ STYLE = Style(
     variants=("halves",),
     regathers=True,
     balanced=True,
-    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy"),
+    samples_on=("ep",),
+    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy",
+             "route"),
     pins=(*ZERO_ONLY, "overlap=gradients"),
-    # distrib_optimizer.py: state is split over the group of data and context parallelism.
-    memory=StackMemory(reserved=RESERVED, split_over=("cp",)),
+    memory=StackMemory(reserved=RESERVED),
     reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
 )

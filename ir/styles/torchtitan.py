@@ -8,10 +8,11 @@ STYLE = Style(
     beside_replicas=True,
     libraries=2024,
     balanced=True,
+    samples_on=("ep",),
     variants=("halves",),
-    # FSDP shards over dp_shard x cp (parallelize_llama.py). A loss that is not compiled adds two
+    # A loss that is not compiled adds two
     # float32 temporaries where classes are split (torch.distributed.tensor.parallel.loss): the
     # exponential and a sum, less the one that it ends in.
-    memory=StackMemory(reserved=RESERVED, split_over=("cp",), split_loss_bytes=14),
+    memory=StackMemory(reserved=RESERVED, split_loss_bytes=14),
     reference="torchtitan docs/fsdp.md; wheels of torch of that time",
 )

@@ -6,10 +6,10 @@ from functools import cache
 
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Rewrite, Row, Send
+from meshwright.forms.folding import folded_views
 from meshwright.forms.sync import exchange_of, has_some_rows, takes_copies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import Precision, precision
 
@@ -44,7 +44,7 @@ def check_copies(plan: Plan) -> None:
     """PlanError where blocks read copies of parameters, and a form of the plan has none."""
     numbers = precision(plan.precision)
     for stage in plan.stages:
-        for view in views_of(stage):
+        for view in folded_views(stage):
             copied(exchange_of(view), numbers)
 
 

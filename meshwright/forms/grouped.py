@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from meshwright.forms.copies import CopiedRun, stepped_slots
+from meshwright.forms.folding import folded_groups
 from meshwright.forms.running import (
     BucketSizes,
     Found,
@@ -24,33 +25,43 @@ from meshwright.forms.running import (
 from meshwright.forms.storage import running_store
 from meshwright.forms.sync import level_of, running, store_of, takes_copies
 from meshwright.ir.comm.collective import NotesOfForm
-from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
 
 
 def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     """Makes what keeps and synchronises a stage's parameters on a rank, as the plan says."""
     by_path = {slot.param.fqn: slot for slot in slots}
+    sums = {path: frozenset(slot.param.sum_over) for path, slot in by_path.items()}
     groups: dict[str | int, list[_Group]] = {}
-    for number, (view, _, paths) in enumerate(groups_of(stage, by_path)):
-        own = copies = [by_path[path] for path in paths]
+    for number, (view, _, paths) in enumerate(folded_groups(stage, by_path, sums)):
+        of_view = lines.of(view)
+        own = copies = [_left(by_path[path], of_view) for path in paths]
         apart = any(slot.is_copy for slot in own) and not takes_copies(
             view.sync_form, level_of(view)
         )
         if apart:
             own = stepped_slots(own)
-        of_form = _noted(lines, view.sync_form)
+        of_form = _noted(of_view, view.sync_form)
         store = running_store(store_of(view)).build(own, of_form, view)
         joins = hasattr(running(view.sync_form), "build_together")
         group = _Group(own, view, store, copies if apart else ())
         groups.setdefault(view.sync_form if joins else number, []).append(group)
     runs = [
-        _run_of_form(found, _noted(lines, found[0].stage.sync_form)) for found in groups.values()
+        _run_of_form(found, _noted(lines.of(found[0].stage), found[0].stage.sync_form))
+        for found in groups.values()
     ]
     stores = [group.store for found in groups.values() for group in found]
     if len(stores) == 1 and type(stores[0]) is ParameterStore:
         return runs[0]
     return GroupedRun(runs, stores)
+
+
+def _left(slot: Slot, lines: Lines) -> Slot:
+    """The slot, its gradient a sum over those axes alone that are not folded."""
+    left = tuple([axis for axis in slot.param.sum_over if axis in lines.model])
+    if left == slot.param.sum_over:
+        return slot
+    return replace(slot, param=replace(slot.param, sum_over=left))
 
 
 def _noted(lines: Lines, form: str) -> Lines:

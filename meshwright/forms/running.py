@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from meshwright.ir.comm.collective import Notes
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.param import Param
+from meshwright.ir.plan.folded import Fold
 from meshwright.ir.plan.plan import Stage
 
 SyncState = Mapping[str, Any]
@@ -199,8 +200,15 @@ class Lines:
     """On all axes of the stage."""
     recorder: Notes
     packing: MakePacking
+    folds: Mapping[Fold, "Lines"] = field(default_factory=dict)
+    """The lines of parameters for which model axes are folded (`ir.plan.folded`)."""
     counts: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Module path of a table -> how often each of its rows occurs, where somebody has counted."""
+
+    def of(self, view: Stage) -> "Lines":
+        """Returns the lines of parameters for which the stage is as in `view`."""
+        fold = tuple([axis for axis in self.model if axis not in dict(view.model)])
+        return self.folds[fold] if fold else self
 
     def is_primary(self, param: Param, *axes: str) -> bool:
         """Whether this rank stands for all that hold the same elements: copies lie along `axes`,

@@ -7,14 +7,15 @@ from math import prod
 
 from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.flat import chunk_rows
+from meshwright.forms.folding import folded_groups
 from meshwright.forms.sync import exchange_of, wrong_parameters
 from meshwright.forms.tables import splits_of
 from meshwright.forms.updates import Reach, Update, is_known, spoken, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind, Tensor
 from meshwright.ir.plan.finding import Finding
-from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.summed import summed_axes
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -28,7 +29,8 @@ def owner_notes(plan: Plan, graph: Graph) -> Iterator[Finding]:
     """Yields how parameters that have owners are shared out."""
     for index, stage in enumerate(plan.stages):
         trained = _trained(plan, graph, index)
-        for view, name, paths in groups_of(stage, trained):
+        sums = summed_axes(plan, graph, index)
+        for view, name, paths in folded_groups(stage, trained, sums):
             if view.dp == 1 or not exchange_of(view).owns_whole or not paths:
                 continue
             shapes = tuple(Shaped(tuple(trained[p].shape), trained[p].nbytes) for p in paths)
@@ -55,7 +57,8 @@ def update_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     with what can be."""
     for index, stage in enumerate(plan.stages):
         trained = _trained(plan, graph, index)
-        for group in groups_of(stage, trained):
+        sums = summed_axes(plan, graph, index)
+        for group in folded_groups(stage, trained, sums):
             name = group.update or plan.optimizer
             for message, near in wrong_parameters(plan, graph, index, group.stage, group.paths):
                 yield Finding("sync", f"stage {index}: {message}", near)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from meshwright.forms.exchange import Exchange
+from meshwright.forms.folding import folded_views
 from meshwright.forms.sync import chosen, exchange, goes_with, stored_exchange, suits
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan, Stage, sync_name
@@ -45,7 +46,7 @@ def _exchange(level: int, dp: int, shard: int, store: str) -> Exchange:
 
 def _findings(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
-        if splits(stage.zero) and not stage.is_sharded:
+        if splits(stage.zero) and not any(view.is_sharded for view in folded_views(stage)):
             message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
             yield Finding("zero", message, "zero 0", "warning")
 

@@ -55,8 +55,7 @@ class _Tuned:
 
     def _choice(self, index: int) -> FormChoice:
         stage, costs = self.plan.stages[index], stage_costs(self.tables, self.plan, index)
-        levels = costs.spot.dp_levels, costs.shard_levels, costs.replicate_levels
-        key = id(costs.cost), stage.zero, tuple(stage.mesh.items()), levels
+        key = id(costs.cost), stage.zero, tuple(stage.mesh.items()), costs.lines
         if key not in self._found:
             settings = self._tuned(stage, costs)
             self._found[key] = FormChoice(form=self.form, settings=settings)

@@ -9,6 +9,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm, Tap, Window
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.copied import check_copies
+from meshwright.forms.folding import folded_lines, views_in
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers, SyncRun
@@ -20,7 +21,7 @@ from meshwright.ir.graph.float8 import check_float8
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.parameters import views_of
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
@@ -108,7 +109,7 @@ def build_rank(
     recorder = Recorder(device)
     groups = make_groups(
         plan, rank, device, pairs_of(plan, programs, rank),
-        (line for tie in ties for line in tie.groups),
+        (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph)),
     )  # fmt: skip
     stages, lines, tensors = {}, {}, {}
     copies = copies_of(plan.precision)
@@ -116,9 +117,9 @@ def build_rank(
     for program in programs:
         index = program.index
         stage = plan.stages[index]
-        lines[index] = _lines(plan, index, rank, groups, recorder)
+        lines[index] = _lines(plan, graph, index, rank, groups, recorder)
         if rows is not None:
-            lines[index] = replace(lines[index], counts=rows.each)
+            lines[index] = _counted(lines[index], rows)
         tensors[index], absent = stage_tensors(
             program, graph, source, device, as_traced=copies is not None
         )
@@ -165,15 +166,29 @@ def _owners(everyone: Sequence[set[str]]) -> dict[str, int]:
     return found
 
 
-def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder) -> Lines:
+def _lines(
+    plan: Plan, graph: Graph, index: int, rank: int, groups: Groups, recorder: Recorder
+) -> Lines:
     stage = plan.stages[index]
-    coordinates = stage.coordinates(rank)
-    replicas, shards, copies = (
-        Peers(axis, groups.line(stage, axis, rank), size, coordinates[axis])
-        for axis, size in stage.data_axes.items()
-    )
-    model = {axis: groups.line(stage, axis, rank) for axis in dict(stage.model)}
-    return Lines(
-        index, replicas, shards, copies, model, coordinates, recorder,
-        packing(used_at(plan, index)),
-    )  # fmt: skip
+
+    def along(view: Stage) -> Lines:
+        at = view.coordinates(rank)
+        replicas, shards, copies = (
+            Peers(axis, groups.line(view, axis, rank), size, at[axis])
+            for axis, size in view.data_axes.items()
+        )
+        model = {axis: groups.line(view, axis, rank) for axis in dict(view.model)}
+        return Lines(
+            index, replicas, shards, copies, model, at, recorder, packing(used_at(plan, index))
+        )
+
+    whole = along(stage)
+    others = [view for view in views_in(plan, graph, index) if view.model != stage.model]
+    found = {tuple([a for a in whole.model if a not in dict(v.model)]): along(v) for v in others}
+    return replace(whole, folds=found)
+
+
+def _counted(lines: Lines, rows: RowCounts) -> Lines:
+    """The lines with how often rows of tables occur."""
+    folds = {fold: _counted(own, rows) for fold, own in lines.folds.items()}
+    return replace(lines, counts=rows.each, folds=folds)

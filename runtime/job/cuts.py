@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.codegen.lower.stored import stored_splits
+from meshwright.forms.folding import stage_of
 from meshwright.forms.stepping import row_borders
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 
 
@@ -31,8 +31,8 @@ def cuts_of(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            own = stage_for(stage, tensor.fqn)
-            exchange, ranks = exchange_of(own), stage.mesh.get("dp_shard", 1)
+            own = stage_of(plan, graph, index, tensor.fqn)
+            exchange, ranks = exchange_of(own), own.mesh.get("dp_shard", 1)
             if exchange.is_split("optimizer") and exchange.owns_whole:
                 how = f"under {own.sync_form} {tensor.fqn} has one owner, who alone steps it"
                 yield ParameterCut(how, by_owner=True)

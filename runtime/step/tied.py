@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.lower.stored import stored_splits
+from meshwright.forms.folding import stage_of
 from meshwright.forms.running import Held
 from meshwright.forms.sync import exchange_of, store_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.lines import Line
-from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.world.groups import Groups
@@ -52,7 +52,7 @@ def shared_by_stages(graph: Graph, plan: Plan) -> dict[str, tuple[int, ...]]:
 
 def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
     path = graph.tensors[name].fqn
-    stages = [stage_for(plan.stages[i], path) for i in indices]
+    stages = [stage_of(plan, graph, i, path) for i in indices]
     layouts = {
         (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form, store_of(s),
          "" if exchange_of(s).agrees else str(s.sync),

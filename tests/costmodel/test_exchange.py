@@ -17,6 +17,7 @@ from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms import sync as forms
 from meshwright.forms.exchange import Exchange
@@ -143,11 +144,13 @@ def test_what_is_waited_for_steps_later_is_none_of_this_steps() -> None:
 
 def synced(table: Exchange, *, prefetch: int = 0, replicas: tuple[Level, ...] = TWO) -> Sync:
     """Three blocks of 2 s forward and 4 s backward, 200,000 bytes each, over 2 x 2 ranks."""
+    four = (Level(4, LINK),)
+    lines = ReplicaLines(dp=four, shard=TWO, copies=replicas, ranks=4, shards=2)
     return Sync(
-        groups=(FormGroup(table, tuple(Bucket(i, 200_000, 1) for i in (2, 1, 0)), (200_000,) * 3),),
-        prefetch=prefetch, shard=2, blocks=(BLOCK,) * 3,
-        prelude_s=0.0, dp=(Level(4, LINK),), shard_levels=TWO, replicate_levels=replicas,
-        overheads=NO_OVERHEADS,
+        groups=(FormGroup(table, tuple(Bucket(i, 200_000, 1) for i in (2, 1, 0)), (200_000,) * 3,
+                          lines=lines),),
+        prefetch=prefetch, blocks=(BLOCK,) * 3,
+        prelude_s=0.0, overheads=NO_OVERHEADS,
     )  # fmt: skip
 
 
@@ -205,7 +208,7 @@ def test_memory_of_a_table_by_hand() -> None:
         (100, 100), (100, 100), (60, 60),
     )  # fmt: skip
     made = StageMemory(
-        groups=(group,), shard=2, prefetch=3, parameters=0, optimizer=0,
+        groups=(replace(group, shards=2),), prefetch=3, parameters=0, optimizer=0,
         temporary=70, border=0, entry=0, blocks=(block,) * 2,
     )  # fmt: skip
     assert (made.always.total, made.begun.gradients, made.forward.total) == (0, 200, 22)

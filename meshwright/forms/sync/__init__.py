@@ -14,6 +14,8 @@ with `SHARDS` the ranks of dp_shard.
 With `TAPS` its run is told what layers read and the gradients of what they made; what is wrong with
 it for parameters of a model `check_parameters(plan, graph, index, stage, paths)` says.
 
+With `FOLDS` its replicas may lie along model axes too (`ir.plan.folded`).
+
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
 with the settings of `ladder()`, only if the user allows what `CHANGES` names, and plans say in
@@ -38,6 +40,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.folded import folded, folds_of
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage, sync_name
 from meshwright.ir.precision import precision
@@ -139,6 +142,19 @@ def _made(
     rows = (*stored_rows(store, replicas, stored), *own.rows)
     stated = {**own.stated, **(stated_by(store, stored) if stored is not None else {})}
     return checked(replace(own, form=name, rows=rows, stated=stated).stepping(some=rests))
+
+
+def folds(view: Stage) -> bool:
+    """Tells whether axes may be folded for parameters of a stage as it is for them: where the form
+    that they have among replicas says so, and no store is named."""
+    if view.store is not None:
+        return False
+    return _folds(view.sync.form if view.sync else view.sync_form)
+
+
+@cache
+def _folds(key: str) -> bool:
+    return key in _FILES.names and bool(getattr(_FILES.load(key), "FOLDS", False))
 
 
 @cache
@@ -380,8 +396,12 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
     """Yields what is wrong with the form and the store of a stage."""
     wrong = [*_sync_findings(stage, optimizer), *store_findings(stage)]
     yield from wrong
-    if not any(finding.severity == "error" for finding in wrong):
-        yield from _torn(stage, optimizer)
+    if any(finding.severity == "error" for finding in wrong):
+        return
+    torn = list(_torn(stage, optimizer))
+    if not torn and folds(stage):
+        torn = list(_torn(folded(stage, folds_of(stage)[-1]), optimizer))
+    yield from torn
 
 
 def takes(stage: Stage, store: str) -> bool:

@@ -42,6 +42,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 
 _SETTINGS = {"ahead": Number(1, 1, 2**20), "bucket_bytes": Number(BUCKET_BYTES, 1, 2**50)}
 EXACT = True
+FOLDS = True
 
 
 def copies(zero: int) -> bool:

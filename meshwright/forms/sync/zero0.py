@@ -15,6 +15,8 @@ from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
 
+FOLDS = True
+
 
 def describe(replicas: int) -> Exchange:
     """Buckets are flat tensors that hold the gradients all the time, cleared after each step; one

@@ -13,6 +13,7 @@ from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
 
 COPIES = True
+FOLDS = True
 
 
 def describe(replicas: int) -> Exchange:

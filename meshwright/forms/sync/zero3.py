@@ -18,6 +18,7 @@ from meshwright.ir.plan.plan import Stage
 STORE = "shards"
 SPLIT = True
 COPIES = True
+FOLDS = True
 
 
 def describe(replicas: int) -> Exchange:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.flat import chunk_rows
+from meshwright.forms.folding import fold_for
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.folded import folded
 from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 
@@ -56,9 +58,11 @@ def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterat
     """Rows of each parameter in the rank's shard: the last shards may have fewer, or none."""
     for program in programs:
         stage = plan.stages[program.index]
-        size, at = stage.mesh.get("dp_shard", 1), stage.coordinates(rank)["dp_shard"]
-        for param in program.params if size > 1 else ():
-            exchange = exchange_of(stage_for(stage, param.fqn))
+        for param in program.params:
+            view = stage_for(stage, param.fqn)
+            view = folded(view, fold_for(view, param.sum_over))
+            size, exchange = view.mesh.get("dp_shard", 1), exchange_of(view)
+            at = view.coordinates(rank)["dp_shard"] if size > 1 else 0
             if exchange.is_split("optimizer") and exchange.owns_whole:
                 yield at  # each rank has others
             elif exchange.is_split("optimizer"):

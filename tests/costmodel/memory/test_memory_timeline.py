@@ -25,10 +25,10 @@ def stage(
     group = MemoryGroup(
         exchange(f"zero{zero}", 2 if reduces else 1),
         tuple(Bucket(i, 100, 1) for i in reversed(range(blocks))),
-        (100,) * blocks, (100,) * blocks, (60,) * blocks,
+        (100,) * blocks, (100,) * blocks, (60,) * blocks, shards=shard,
     )  # fmt: skip
     return StageMemory(
-        groups=(group,), shard=shard, prefetch=more.get("prefetch", 0),
+        groups=(group,), prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from meshwright.costmodel.stage.buckets import Bucket, LocalParam, Owned, forwar
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.program import play
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange, exchange_of
@@ -29,17 +30,18 @@ def dear(nbytes: int, *, zero: int = 1, ahead: int = 1, forward_s: float = 1.0) 
     )  # fmt: skip
     block = replace(BLOCK, forward_s=forward_s, tensor_forward_s=0.0)
     own = tuple(Bucket(i, nbytes, 1) for i in reversed(range(BLOCKS)))
+    lines = ReplicaLines(dp=TWO, shard=TWO, ranks=2, shards=2)
     return Sync(
-        groups=(FormGroup(exchange_of(stage), own, (0,) * BLOCKS),), prefetch=0, shard=2,
+        groups=(FormGroup(exchange_of(stage), own, (0,) * BLOCKS, lines=lines),), prefetch=0,
         blocks=(block,) * BLOCKS, prelude_s=0.0,
-        dp=TWO, shard_levels=TWO, replicate_levels=(), overheads=NO_OVERHEADS,
+        overheads=NO_OVERHEADS,
     )  # fmt: skip
 
 
 def gather_s(sync: Sync) -> float:
     (group,) = sync.groups
     (send,) = group.exchange.late
-    return sync.collective_s(send.primitive, group.buckets[0].nbytes, sync.levels(send.axis))
+    return sync.collective_s(send.primitive, group.buckets[0].nbytes, group.lines.levels(send.axis))
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.codegen.lower.program import Param
-from meshwright.costmodel.comm.comm import Level, collective_time
+from meshwright.costmodel.comm.comm import Level, Levels, collective_time
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import BUCKET_BYTES, Bucket, LocalParam, Owned, buckets
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms import flat
 from meshwright.forms.running import Slot
@@ -31,6 +32,8 @@ def sync(
     prefetch: int = 0,
     nbytes: int = 0,
     blocks_of: tuple[BlockTimes, ...] = (),
+    dp: Levels = TWO,
+    copies: Levels = (),
     gathered: tuple[int, ...] = (),
     **more: object,
 ) -> Sync:
@@ -39,11 +42,13 @@ def sync(
     replicas, sizes = (2 if more.get("buckets", True) else 1), gathered or (nbytes,) * count
     own = tuple(Bucket(i, nbytes, 1) for i in reversed(range(count)))
     own = more.pop("buckets", own)  # type: ignore[assignment]
+    shards = 2 if zero else 1
+    lines = ReplicaLines(dp=dp, shard=TWO if zero else (), copies=copies, ranks=2, shards=shards)
     made = Sync(
-        groups=(FormGroup(exchange(f"zero{zero}", replicas), own, sizes),), prefetch=prefetch,
-        shard=2 if zero else 1,
+        groups=(FormGroup(exchange(f"zero{zero}", replicas), own, sizes, lines=lines),),
+        prefetch=prefetch,
         blocks=blocks_of or (BLOCK,) * blocks,
-        prelude_s=0.0, dp=TWO, shard_levels=TWO if zero else (), replicate_levels=(),
+        prelude_s=0.0,
         overheads=NO_OVERHEADS,
     )  # fmt: skip
     return replace(made, **more)  # type: ignore[arg-type]
@@ -224,8 +229,10 @@ def test_the_end_of_a_step_by_level() -> None:
     for zero, expected in ((0, 0.0), (1, 3 * gather), (2, 3 * gather), (3, 0.0)):
         made = sync(3, zero=zero, nbytes=100_000)
         assert play(tuple(made.publish()))[0] == pytest.approx(expected, abs=1e-6)
-    replicas = sync(3, zero=1, nbytes=100_000, replicate_levels=TWO)
+    replicas = sync(3, zero=1, nbytes=100_000, copies=TWO)
     part = collective_time(Primitive.ALL_REDUCE, 50_000, TWO)
     assert play(tuple(replicas.finish(())))[0] == pytest.approx(3 * part)
     tp = collective_time(Primitive.ALL_REDUCE, 70_000, TWO)
-    assert play(tuple(sync(nbytes=8).finish([((70_000,), TWO)])))[0] == pytest.approx(tp, abs=1e-6)
+    assert play(tuple(sync(nbytes=8).finish([("tp", (70_000,), TWO)])))[0] == pytest.approx(
+        tp, abs=1e-6
+    )

@@ -1,0 +1,18 @@
+"""NeMo AutoModel: torch's FSDP2 that keeps what it gathered, kernels of Transformer Engine in
+PyTorch's models, and DeepEP, which sends a token once to each rank and permutes in the same
+kernels. Its loss is PyTorch's own."""
+
+from dataclasses import replace
+
+from meshwright.ir.styles.nemo import STYLE as NEMO
+from meshwright.ir.styles.torchtitan import STYLE as FSDP
+
+STYLE = replace(
+    FSDP,
+    title="NeMo AutoModel",
+    libraries=2025,
+    attention=NEMO.attention,
+    kernels=("rms_norm", "swiglu", "rotary", "route"),
+    reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, "
+    "examples/llm_benchmark",
+)
