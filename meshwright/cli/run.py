@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from meshwright.arguments.options import MODEL, Data, Json, PlanFile, Target
+from meshwright.ir.errors import PlanError
 
 EXAMPLES = (
     f"meshwright run plan.json {MODEL} --data train:batches --steps 100 -o runs/first",
+    f"meshwright run plan.json {MODEL} --save checkpoints --save-every 10m --keep 2 --resume",
     f"torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright run plan.json {MODEL}",
 )
 
@@ -35,10 +37,26 @@ def command(
     tune: Annotated[
         bool, typer.Option(help="try sizes of gradient buckets while training, and keep the best")
     ] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="folder of checkpoints; without it nothing is saved")
+    ] = None,
+    save_every: Annotated[
+        str | None, typer.Option(help="with --save: steps such as 100, or a time such as 10m")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="so many checkpoints stay")] = 1,
+    resume: Annotated[
+        bool, typer.Option(help="go on from the newest checkpoint in --save, if there is one")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
-    from meshwright.running.launch import train
+    """Train. Under torchrun, this process is one rank; otherwise the ranks are started here.
+
+    Exit code 75: the job was asked to end and has saved; started again with --resume it goes on.
+    """
+    from meshwright.running.launch import SavingChoice, train
+
+    if save is None and (save_every is not None or resume):
+        raise PlanError("--save-every and --resume need --save FOLDER, the folder of checkpoints")
 
     train(
         plan_file,
@@ -52,4 +70,5 @@ def command(
         log=log,
         check=check,
         tune=tune,
+        saving=None if save is None else SavingChoice(save, save_every, keep, resume),
     )
