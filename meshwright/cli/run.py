@@ -1,7 +1,9 @@
 """`meshwright run`: trains by a plan."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ EXAMPLES = (
 
 
 def command(
+    context: typer.Context,
     plan_file: PlanFile,
     target: Target,
     steps: Annotated[int, typer.Option(help="optimizer steps to take")] = 10,
@@ -47,16 +50,40 @@ def command(
     resume: Annotated[
         bool, typer.Option(help="go on from the newest checkpoint in --save, if there is one")
     ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            help="with --save: go on with what is left of this machine when ranks die or hang"
+        ),
+    ] = False,
+    retry_lost_s: Annotated[
+        float,
+        typer.Option("--retry-lost", min=0, help="with --elastic: seconds until a device that was "
+                     "lost is tried again"),
+    ] = 600.0,
+    cluster: Annotated[
+        str | None, typer.Option(help="with --elastic: the plan's cluster, if it is no preset")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise the ranks are started here.
 
     Exit code 75: the job was asked to end and has saved; started again with --resume it goes on.
     """
-    from meshwright.running.launch import SavingChoice, train
+    if save is None and (save_every is not None or resume or elastic):
+        raise PlanError(
+            "--save-every, --resume and --elastic need --save FOLDER, the folder of checkpoints"
+        )
+    if elastic and "RANK" not in os.environ:
+        from meshwright.running.elastic import run_elastic
 
-    if save is None and (save_every is not None or resume):
-        raise PlanError("--save-every and --resume need --save FOLDER, the folder of checkpoints")
+        raise SystemExit(
+            run_elastic(
+                plan_file, target, _of_ranks(context.params), output=output, cluster=cluster,
+                retry_lost_s=retry_lost_s,
+            )
+        )  # fmt: skip
+    from meshwright.running.launch import SavingChoice, train
 
     train(
         plan_file,
@@ -72,3 +99,23 @@ def command(
         tune=tune,
         saving=None if save is None else SavingChoice(save, save_every, keep, resume),
     )
+
+
+_OPTIONS = {
+    "steps": "--steps", "data": "--data", "learning_rate": "--lr", "save": "--save",
+    "save_every": "--save-every", "keep": "--keep",
+}  # fmt: skip
+_SWITCHES = {"trace": "trace", "check": "check", "tune": "tune", "resume": "resume"}
+
+
+def _of_ranks(given: Mapping[str, Any]) -> list[str]:
+    """The arguments of a rank, but for its plan and run directory; it logs its steps."""
+    found = [given["target"]]
+    for name, option in _OPTIONS.items():
+        if given[name] is not None:
+            found += [option, str(given[name])]
+    for name, switch in _SWITCHES.items():
+        if given[name] is not None and (given[name] or name not in ("tune", "resume")):
+            found.append(f"--{switch}" if given[name] else f"--no-{switch}")
+    kinds = [kind for kind in given["log"].split(",") if kind]
+    return [*found, "--log", ",".join(dict.fromkeys((*kinds, "jsonl")))]

@@ -1,17 +1,18 @@
 """Ranks that this process starts on its machine, follows and ends."""
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from signal import SIGKILL, Signals
+from signal import SIGABRT, SIGKILL, SIGUSR1, Signals
 from types import TracebackType
 from typing import Self
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
@@ -37,6 +38,8 @@ class JobEnd:
     """From the failure, as far as this process could see it, until the cause was known."""
     asked_by: int = 0
     """The signal that asked this process to end, if one did."""
+    lost: tuple[int, ...] = ()
+    """Ranks that died, were stopped or hang: what they ran on may be gone."""
 
     @property
     def saved(self) -> bool:
@@ -63,7 +66,7 @@ class Ranks:
     world_size: int
     arguments: Sequence[str]
     """Of `python`."""
-    store: dist.TCPStore
+    store: TCPStore
     started: int = 0
     """How often the job was started before."""
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -82,12 +85,12 @@ class Ranks:
         usual = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
         for rank in range(self.world_size):
             own = launcher.environment(self.store, rank, self.world_size, self.started)
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, *self.arguments], env=usual | os.environ | own | self.extra,
-                    start_new_session=True, preexec_fn=children.dying_with_parent(),
-                )
+            process = subprocess.Popen(
+                [sys.executable, *self.arguments], start_new_session=True,
+                env={**usual, **os.environ, **own, **self.extra},
+                preexec_fn=children.dying_with_parent(),
             )  # fmt: skip
+            self._processes.append(process)
         return self
 
     def __exit__(
@@ -115,13 +118,15 @@ class Ranks:
         found = {rank: process.poll() for rank, process in enumerate(self._processes)}
         return {rank: code for rank, code in found.items() if code is not None}
 
-    def wait(self) -> JobEnd:
+    def wait(self, leave_s: float = math.inf) -> JobEnd:
         """Returns when all ranks have ended: by themselves, or killed after one of them failed.
 
-        Signals that this process gets are sent on to them.
+        Signals that this process gets are sent on to them. Once they train, `leave_s` from now,
+        they are asked to save and leave.
         """
         sent = 0
-        deadline = float("inf")
+        deadline = math.inf
+        leave_at = time.monotonic() + leave_s
         looked = 0.0
         while len(codes := self.poll()) < self.world_size:
             now = time.monotonic()
@@ -137,12 +142,22 @@ class Ranks:
                     return self._end_all(cause, now)
             if now > deadline:
                 self._kill()
+            if now > leave_at and self._train():
+                self.send(SIGUSR1)
+                leave_at = math.inf
             time.sleep(_POLL_S)
         failed = {r: c for r, c in codes.items() if c not in (0, RETRY)}
         asked_by = next((n for n in self._received if n not in children.warning_signals()), 0)
         if self._received or not failed:
             return JobEnd(codes, None, asked_by=asked_by or next(iter(self._received), 0))
-        return JobEnd(codes, self._cause(failed))
+        cause = self._cause(failed)
+        assert cause is not None
+        return self._end_all(cause, time.monotonic())
+
+    def _train(self) -> bool:
+        """Whether all ranks have taken a step, and so heed signals."""
+        found = standings(launcher.told(self.store, self.started), self.world_size)
+        return len(found) == self.world_size and all(s.step for s in found.values())
 
     def _end_all(self, cause: FirstFailure, since: float) -> JobEnd:
         """Kills what goes on, once the rank that failed is done with its last words."""
@@ -156,7 +171,11 @@ class Ranks:
         self._kill()
         for process in self._processes:
             process.wait()
-        return JobEnd({**self.poll(), **codes}, cause, detected)
+        # Gloo may abort a process whose peer has gone.
+        died = {r for r, code in codes.items() if code < 0 and code != -SIGABRT}
+        first = {cause.rank} if cause.kind in ("died", "hung") else set()
+        lost = tuple(sorted(died | first))
+        return JobEnd({**self.poll(), **codes}, cause, detected, lost=lost)
 
     def _cause(self, failed: Mapping[int, int]) -> FirstFailure | None:
         """What ended the job, if anything has: as ranks say, or as exit codes do."""
@@ -176,7 +195,7 @@ class Ranks:
             return FirstFailure("raised", rank, self._step(told, rank), text, f"exit code {code}")
         return None
 
-    def _killed(self, told: dist.Store, by_signal: Mapping[int, int]) -> FirstFailure:
+    def _killed(self, told: Store, by_signal: Mapping[int, int]) -> FirstFailure:
         """Of ranks that a signal ended; the others wait for them, so these say which step it is."""
         time.sleep(BEAT_S + _LOOK_S)
         rank = min(by_signal)
@@ -186,14 +205,14 @@ class Ranks:
         text += f" (and {others})" * bool(others)
         return FirstFailure("died", rank, self._step(told, rank), text, names[rank])
 
-    def _step(self, told: dist.Store, rank: int) -> int:
+    def _step(self, told: Store, rank: int) -> int:
         found = standings(told, self.world_size)
         ended = {r for r, code in self.poll().items() if code}
         steps = [s.step for r, s in found.items() if r not in ended]
         own = found[rank].step if rank in found else -1
         return max(own, min(steps, default=own))
 
-    def _where(self, told: dist.Store, rank: int) -> str:
+    def _where(self, told: Store, rank: int) -> str:
         step = self._step(told, rank)
         return f", in step {step}" if step >= 0 else ", before it took a step"
 

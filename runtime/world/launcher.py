@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 STARTED = "MESHWRIGHT_STARTED"
 """Environment variable of ranks: how often the job was started before, if `meshwright run` did."""
@@ -15,17 +15,17 @@ _HOST = "127.0.0.1"
 _TIMEOUT = timedelta(seconds=30)
 
 
-def open_store() -> dist.TCPStore:
+def open_store() -> TCPStore:
     """A store on a port that the system chooses, which lives as long as what comes back."""
-    return dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 def told(store: Any, started: int) -> Any:
     """The part of it in which ranks that were started so often tell of themselves."""
-    return dist.PrefixStore(f"meshwright/started/{started}", store)
+    return PrefixStore(f"meshwright/started/{started}", store)
 
 
-def environment(store: dist.TCPStore, rank: int, world_size: int, started: int) -> dict[str, str]:
+def environment(store: TCPStore, rank: int, world_size: int, started: int) -> dict[str, str]:
     """What a rank reads: as torchrun sets it, so that ranks meet in the store."""
     size = str(world_size)
     return {
@@ -41,4 +41,4 @@ def launcher_store() -> Any:
     if (started := os.environ.get(STARTED)) is None:
         return None
     port = int(os.environ["MASTER_PORT"])
-    return told(dist.TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT), int(started))
+    return told(TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT), int(started))
