@@ -50,6 +50,19 @@ def command(
     resume: Annotated[
         bool, typer.Option(help="go on from the newest checkpoint in --save, if there is one")
     ] = False,
+    on_nonfinite: Annotated[
+        str,
+        typer.Option(
+            help="of a loss or gradients that are no numbers: stop, skip the step, back (to the "
+            "newest checkpoint, and on without that batch), warn or ignore"
+        ),
+    ] = "stop",
+    hang_s: Annotated[
+        float,
+        typer.Option(
+            "--hang", min=1, help="at most so many seconds without progress, then it ends"
+        ),
+    ] = 1800.0,
     elastic: Annotated[
         bool,
         typer.Option(
@@ -58,8 +71,11 @@ def command(
     ] = False,
     retry_lost_s: Annotated[
         float,
-        typer.Option("--retry-lost", min=0, help="with --elastic: seconds until a device that was "
-                     "lost is tried again"),
+        typer.Option(
+            "--retry-lost",
+            min=0,
+            help="with --elastic: seconds until a device that was lost is tried again",
+        ),
     ] = 600.0,
     cluster: Annotated[
         str | None, typer.Option(help="with --elastic: the plan's cluster, if it is no preset")
@@ -74,6 +90,8 @@ def command(
         raise PlanError(
             "--save-every, --resume and --elastic need --save FOLDER, the folder of checkpoints"
         )
+    if on_nonfinite == "back" and save is None:
+        raise PlanError("--on-nonfinite back needs --save FOLDER, the folder of checkpoints")
     if elastic and "RANK" not in os.environ:
         from meshwright.running.elastic import run_elastic
 
@@ -97,13 +115,16 @@ def command(
         log=log,
         check=check,
         tune=tune,
+        on_nonfinite=on_nonfinite,
+        hang_s=hang_s,
         saving=None if save is None else SavingChoice(save, save_every, keep, resume),
     )
 
 
 _OPTIONS = {
     "steps": "--steps", "data": "--data", "learning_rate": "--lr", "save": "--save",
-    "save_every": "--save-every", "keep": "--keep",
+    "save_every": "--save-every", "keep": "--keep", "on_nonfinite": "--on-nonfinite",
+    "hang_s": "--hang",
 }  # fmt: skip
 _SWITCHES = {"trace": "trace", "check": "check", "tune": "tune", "resume": "resume"}
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,9 @@ def check_elastic(plan: Plan, cluster: Cluster) -> None:
             f"trains differently; this one does not: {given_up}"
         )
     if plan.optimizer.startswith("tried "):
-        raise PlanError("--elastic: the plan's optimizer is your own, which no search knows by name")
+        raise PlanError(
+            "--elastic: the plan's optimizer is your own, and a search knows only names"
+        )
 
 
 def _trained(plan: Plan) -> set[tuple[str, str]]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.arguments.targets import load_callable, load_target
+from meshwright.ir.errors import NonFinite
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.measured import StepKind
@@ -25,6 +26,8 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record import run_dir
+from meshwright.runtime.step.finite import check_policy
+from meshwright.runtime.world.failure import HANG_S
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ def train(
     check: bool | None = None,
     tune: bool = False,
     saving: SavingChoice | None = None,
+    on_nonfinite: str = "stop",
+    hang_s: float = HANG_S,
 ) -> None:
     """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
 
@@ -77,6 +82,7 @@ def train(
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
         lr=learning_rate, run_dir=output, check=check, tune=tune,
+        on_nonfinite=check_policy(on_nonfinite), hang_s=hang_s,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
@@ -87,6 +93,7 @@ def train(
         recording(title, steps, tokens, show=show) as recorder,
         _saver(job, saving, lambda: recorder.write(rows)) as saver,
     ):
+        cut_off = False
         recorder.begin_at(job.state.step)
         wanted = step_kinds(max(0, steps - job.state.step), trace=trace)
         try:
@@ -96,11 +103,14 @@ def train(
         except RuntimeError:
             if saver.asked_by is None or saver.left:
                 raise
+            cut_off = True
             # Ranks that got a signal to end a moment before have left this one's step.
         recorder.write(rows)
         job.close()
-        if saver.asked_by is not None and rank == 0:
+        if rank == 0 and (saver.left or cut_off):
             _say_ended(saver, job, output)
+    if cut_off and saver.asked_by is not None:
+        raise SystemExit(128 + saver.asked_by)
     if rank == 0:
         report(output, steps, trace=trace, as_json=as_json)
 
@@ -117,7 +127,7 @@ def _saver(job: Job, saving: SavingChoice | None, at_last: Callable[[], None]) -
 
 def _say_ended(saver: Saver, job: Job, output: Path) -> None:
     assert saver.asked_by is not None
-    saved = "; all of it is saved" * saver.saves
+    saved = "; all of it is saved" * (saver.saves and saver.left)
     print(
         f"meshwright: ended by {saver.asked_by.name} after {job.state.step} steps; {output} "
         f"holds what they took{saved}",
@@ -145,7 +155,13 @@ def _steps(
             ahead.append(next(source, None))
         recorder.start()
         data_s = time.perf_counter() - waited
-        loss = float(take(job, kind, batch, output, *ahead))
+        try:
+            loss = float(take(job, kind, batch, output, *ahead))
+        except NonFinite as error:
+            if job.on_nonfinite != "back":
+                raise
+            saver.go_back(error)
+            continue
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)
         if saver.stepped():

@@ -181,6 +181,9 @@ class Ranks:
         """What ended the job, if anything has: as ranks say, or as exit codes do."""
         told = launcher.told(self.store, self.started)
         by_signal = {rank: -code for rank, code in failed.items() if code < 0}
+        # What a rank raised may end in an abort, as Gloo's threads go down with it.
+        if set(by_signal.values()) == {SIGABRT} and (found := first_failure(told)):
+            return found
         if by_signal:
             return self._killed(told, by_signal)
         until = time.monotonic() + (_CAUSE_S if failed else 0.0)

@@ -34,13 +34,19 @@ from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
-from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_record
+from meshwright.runtime.step.finite import (
+    Policy,
+    check_loss,
+    check_norm,
+    check_record,
+    skips,
+)
 from meshwright.runtime.step.loss_scale import LossScale, all_finite
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
 from meshwright.runtime.step.user_groups import UserGroups
-from meshwright.runtime.world.failure import Failures
+from meshwright.runtime.world.failure import HANG_S, Failures
 from meshwright.runtime.world.pairs import open_pairs
 
 
@@ -68,7 +74,7 @@ class Job:
         model: nn.Module,
         device: torch.device,
         max_grad_norm: float | None = None,
-        hang_s: float = 1800.0,
+        hang_s: float = HANG_S,
         owns_world: bool = False,
         residence: Residence | None = None,
         run_dir: str | Path | None = None,
@@ -461,12 +467,16 @@ class Job:
             self.user_groups.stepped()
 
     def _overflows(self) -> bool:
-        """Whether the step is left out, since scaled gradients are not finite."""
+        """Whether the step is left out, since gradients are not finite: scaled ones, or any as the
+        user wishes."""
+        record = self.recorder.record
         if self.loss_scale is None:
+            if not skips(self, () if record is None else record.losses):
+                return False
+        elif all_finite(self.parts.reduced, self.device, self.plan.world_size):
             return False
-        if all_finite(self.parts.reduced, self.device, self.plan.world_size):
-            return False
-        self.loss_scale.took(finite=False)
+        else:
+            self.loss_scale.took(finite=False)
         for stage in self.parts.stages.values():
             stage.sync.skipped()
         self.grad_norm = None

@@ -13,6 +13,7 @@ time limit) all ranks finish one step, save and leave with the exit code `exit_c
 import os
 import re
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from meshwright.ir.comm.by_store import from_first, meet
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.text.plain_text import shown
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
@@ -31,7 +32,7 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.world.agreement import Agreement
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
-from meshwright.runtime.world.leaving import LeaveRequest, leaving
+from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
@@ -97,6 +98,8 @@ class Saver:
         self._places: deque[tuple[int, Any]] = deque()
         self.resumed = False
         """Whether a checkpoint was loaded."""
+        self._folder = None if folder is None else Path(folder)
+        self._bad_step = -1
         if folder is not None:
             self._writer = BackgroundWriter(job.parts.rank, world, Path(folder), keep)
             self.resumed = self._go_on(Path(folder), resume)
@@ -122,8 +125,7 @@ class Saver:
     def _go_on(self, folder: Path, resume: bool | None) -> bool:
         if not from_first(os.path.lexists(folder / folders.LATEST)):
             return False
-        again = int(os.environ.get(RESTARTS, "0") or 0) > 0
-        if not (again if resume is None else resume):
+        if not (started_again() if resume is None else resume):
             raise PlanError(
                 f"{folder} holds a checkpoint: go on from it with resume=True (--resume), or save "
                 "to another folder"
@@ -194,6 +196,24 @@ class Saver:
             with self.job.failures.guard():
                 self._writer.check()
 
+    def go_back(self, error: NonFinite) -> None:
+        """Of a job with `on_nonfinite="back"`, when a step raised: takes the newest checkpoint, and
+        goes on from the batch after this one. Raises the error again where there is no checkpoint,
+        or where that did not help: the furthest step is no further than the last time. Every rank
+        calls it."""
+        job = self.job
+        assert self._folder is not None and self._writer is not None
+        self._writer.wait()
+        known = from_first(os.path.lexists(self._folder / folders.LATEST))
+        if not known or job.state.step <= self._bad_step:
+            raise error
+        self._bad_step, samples, data = job.state.step, job.state.samples, job.state.data
+        job.load(self._folder, self._scheduler)
+        if job.parts.rank == 0:
+            text = f"meshwright: {error}. Going back to step {job.state.step}, without that batch"
+            print(text, file=sys.stderr, flush=True)
+        job.state.samples, job.state.data = samples, data
+
     def finish(self) -> None:
         """Saves the last step, and waits until all that was saved is written; every rank calls it
         when it takes no more steps."""
@@ -208,7 +228,7 @@ class Saver:
         """From here on a signal to end is answered after a step."""
         tell = self.job.failures.asked_to_end
         self._asked = self._stack.enter_context(
-            leaving(tell, self._at_last, LEAVE_S if self.saves else None)
+            leaving(tell, self._at_last, _leave_s() if self.saves else None)
         )
         return self
 
@@ -218,11 +238,28 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finishes. SystemExit if the job was asked to leave: with `RETRY`, or where it saves
-        nothing with 128 + the signal's number."""
+        """Finishes. SystemExit if the job leaves since it was asked to: with `RETRY`, or where it
+        saves nothing with 128 + the signal's number."""
         with self._stack:
             if error is None:
                 self.finish()
-        if error is None and self.asked_by is not None:
+        if error is None and self.left:
+            assert self.asked_by is not None
             self.job.close()
-            raise SystemExit(RETRY if self.left and self.saves else 128 + self.asked_by)
+            raise SystemExit(RETRY if self.saves else 128 + self.asked_by)
+
+
+def started_again() -> bool:
+    """Whether a launcher, such as torchrun with --max-restarts, has started this job before."""
+    return int(os.environ.get(RESTARTS, "0") or 0) > 0
+
+
+def _leave_s() -> float:
+    text = os.environ.get(LEAVE, "")
+    try:
+        found = float(text or LEAVE_S)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e6:
+        raise PlanError(f"{LEAVE}={shown(text)} is not a number of seconds, such as {LEAVE_S:g}")
+    return found

@@ -21,6 +21,7 @@ from meshwright.ir.comm.opening import STORE_OPERATION_S
 from meshwright.ir.torch_private import job_store
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world.launcher import launcher_store
+from meshwright.runtime.world.patience import Patience
 from meshwright.runtime.world.standing import (
     LEFT,
     RankStanding,
@@ -40,6 +41,8 @@ for the beats of all ranks."""
 _LOOKERS = 8
 """Ranks that look at all others, where something stands still: each reads as many beats as there
 are ranks."""
+HANG_S = 1800.0
+"""A rank that stands still for so long hangs, unless it has learnt or was told less."""
 GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"
@@ -83,7 +86,8 @@ class Failures:
     """Watches this rank and its neighbour; alone, it only names where an exception came from."""
 
     def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
-        self._rank, self._world, self._progress, self._hang_s = rank, world_size, progress, hang_s
+        self._rank, self._world, self._progress = rank, world_size, progress
+        self._patience = Patience(hang_s)
         self._closed = threading.Event()
         self._ended_by = ""
         # torchrun's; of other launchers, a shell that started the ranks may well be gone.
@@ -192,11 +196,14 @@ class Failures:
         return time.monotonic() - self._progress.since if inside else 0.0
 
     def _check_progress(self) -> None:
-        stuck = self._looks and self._stuck_s() > self._hang_s
-        if stuck and (cause := self._slowest()):
+        stuck_s, phase = self._stuck_s(), self._progress.phase
+        limit_s = self._patience.limit_s(phase)
+        if stuck_s <= limit_s:
+            self._patience.saw(phase, self._progress.step, stuck_s)
+        elif self._looks and (cause := self._slowest(limit_s)):
             self._publish(cause)
 
-    def _slowest(self) -> FirstFailure | None:
+    def _slowest(self, limit_s: float) -> FirstFailure | None:
         """The rank that all wait for, where it is and for how long at least."""
         found = standings(self._store, self._world)
         if not found:
@@ -207,7 +214,7 @@ class Failures:
             return _has_left(first, last)
         phase = "" if last.outside else f" ({last.phase})"
         place = f", in {last.place}" * bool(last.place)
-        text = f"rank {first}, {last}{phase}: no progress for {self._hang_s:g} s{place}"
+        text = f"rank {first}, {last}{phase}: no progress for {limit_s:g} s{place}"
         return FirstFailure("hung", first, last.step, text)
 
     def _behind(self, error: BaseException) -> FirstFailure | None:
@@ -227,7 +234,7 @@ class Failures:
                 if found.phase == LEFT and rank != self._rank:
                     return _has_left(rank, found)
             late = "timed out" in str(error).lower()
-            return self._slowest() if late else None
+            return self._slowest(self._patience.most_s) if late else None
         except (dist.DistError, RuntimeError):
             return None  # the store has gone too
 

@@ -14,6 +14,8 @@ from meshwright.runtime.world.children import warning_signals
 
 LEAVE_S = 10.0
 """From the signal until a rank that is stuck in a step leaves all the same."""
+LEAVE = "MESHWRIGHT_LEAVE_S"
+"""Environment variable: seconds for jobs that save, where the batch system waits longer."""
 _ASKING = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 
