@@ -6,6 +6,7 @@ have written, and makes the checkpoint the newest one.
 
 import pickle
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from meshwright.runtime.checkpoint.checkpoint import (
 )
 
 _KEY = "meshwright/saved"
+_made = count()
+"""Writers made in this process: as many on every rank, whatever is left in the store."""
 
 
 class BackgroundWriter:
@@ -32,12 +35,12 @@ class BackgroundWriter:
         self._store: Any = job_store() if world_size > 1 else None
         self._thread: threading.Thread | None = None
         self._failed: Exception | None = None
-        self._number = 0
+        self._key, self._number = f"{_KEY}/{next(_made)}", 0
 
     def start(self, found: Snapshot) -> None:
         """Begins to write; waits for the checkpoint before, and raises what failed in it."""
         self.wait()
-        key = f"{_KEY}/{self._number}"
+        key = f"{self._key}/{self._number}"
         self._number += 1
         self._thread = threading.Thread(
             target=self._run, args=(found, key), name="meshwright saves", daemon=True
@@ -90,6 +93,8 @@ class BackgroundWriter:
             own = write_part(found, self._folder, 0)
             others = [f"{key}/{rank}" for rank in range(1, self._world)]
             everyone = [own, *map(self._hear, others)]
+            for other in others:  # they are long, and would stay in the store
+                self._store.delete_key(other)
             finish(found, self._folder, everyone, self._keep)
         except (OSError, PlanError) as error:
             self._say(at, f"rank 0: {error}")

@@ -7,11 +7,14 @@ has waited for the one who asked, and finds what it wrote.
 """
 
 import json
+from itertools import count
 from typing import Any
 
 from meshwright.ir.torch_private import job_store
 
 _KEY = "meshwright/agreed"
+_made = count()
+"""Agreements of this process: as many on every rank, whatever is left in the store."""
 
 
 class Agreement:
@@ -21,7 +24,7 @@ class Agreement:
         """`late`: a rank may have sent off a step more than others have finished, as on GPUs."""
         self._ahead = 2 if late else 1
         self._store: Any = job_store() if world_size > 1 else None
-        self._number = 0
+        self._key, self._number = f"{_KEY}/{next(_made)}", 0
         self._own: tuple[int, str] | None = None
 
     def ask(self, step: int, what: str) -> bool:
@@ -31,7 +34,7 @@ class Agreement:
         if self._store is None:
             self._own = wanted
             return True
-        key = f"{_KEY}/{self._number}"
+        key = f"{self._key}/{self._number}"
         if self._store.add(f"{key}/asked", 1) != 1:
             return False
         self._store.set(key, json.dumps(wanted))
@@ -39,7 +42,7 @@ class Agreement:
 
     def due(self, step: int) -> str:
         """What is to be done now that so many steps are taken, or nothing."""
-        key = f"{_KEY}/{self._number}"
+        key = f"{self._key}/{self._number}"
         if self._store is not None and self._own is None and self._store.check([key]):
             after, what = json.loads(self._store.get(key))
             self._own = after, what
