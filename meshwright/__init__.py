@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshwright.runtime.job.by_method import by_method as by_method
     from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
+    from meshwright.runtime.job.saver import Saver as Saver
     from meshwright.tools.race.racing import race as race
     from meshwright.tools.report.page import write_report as write_report
     from meshwright.tools.report.trace import write_trace as write_trace
@@ -59,6 +60,7 @@ _HOME = {
     "NonFinite": "ir.errors",
     "Plan": "ir.plan.plan",
     "PlanError": "ir.errors",
+    "Saver": "runtime.job.saver",
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
     "adapt": "adapters.adapting",

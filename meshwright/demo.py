@@ -32,7 +32,8 @@ from meshwright.planner.search.search import search
 from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile
 from meshwright.running.display import MIB, ShownStep, read_records, recording
-from meshwright.running.launch import torchrun, where
+from meshwright.running.launch import where
+from meshwright.running.ranks import run_ranks
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.world import children
@@ -214,8 +215,8 @@ def main(options: DemoOptions) -> int:
     console.print(f"wrote {FOLDER}/plan.json and {FOLDER}/stages/*.py")
     run_dir.clear(FOLDER / "run")
     quiet = ["--quiet"] * options.quiet
-    console.rule(f"2. train {STEPS} steps on {RANKS} processes under torchrun")
-    if code := torchrun(RANKS, "meshwright.demo", "worker", *quiet):
+    console.rule(f"2. train {STEPS} steps on {RANKS} processes")
+    if code := run_ranks(RANKS, "meshwright.demo", "worker", *quiet):
         console.print(f"FAIL: the parallel run ended with exit code {code}", style="bold red")
         return 1
     console.rule(f"3. train the same {STEPS} steps in one process")
@@ -254,7 +255,7 @@ def parse(arguments: list[str]) -> DemoOptions:
 
 
 if __name__ == "__main__":
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive torchrun
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive its launcher
         children.die_with_parent()
     asked = parse(sys.argv[1:])
     raise SystemExit({"main": main, "worker": worker, "single": single}[asked.role](asked))

@@ -41,7 +41,7 @@ FLIPS = 200
 STEP = "step-00000001"
 PART, MANIFEST, INDEX = "part-00000.safetensors", "checkpoint.json", ".metadata"
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
-TARGETS = ("run", "torchrun", "rank 0", "rank 1")
+TARGETS = ("run", "rank 0", "rank 1")
 GONE_S = GRACE_S + 30.0
 """What is left is killed after the first part of it."""
 GPT2 = (
@@ -352,12 +352,9 @@ def _signalled(name: str, target: str, folder: Path) -> str:
     try:
         _wait_for(lambda: log.exists() and log.read_text().count("\n") > 2, "it does not start")
         processes += processes[0].children(recursive=True)
-        assert len(processes) == 4, f"{len(processes)} processes"
+        assert len(processes) == 3, f"{len(processes)} processes"
         ranks = {p.environ().get("RANK"): p for p in processes[1:] if "RANK" in p.environ()}
-        launcher = next(p for p in processes[1:] if "RANK" not in p.environ())
-        of = {"run": processes[0], "torchrun": launcher} | {
-            f"rank {r}": p for r, p in ranks.items()
-        }
+        of = {"run": processes[0]} | {f"rank {r}": p for r, p in ranks.items()}
         of[target].send_signal(signal.Signals[name])
         start = time.monotonic()
         _wait_for(lambda: parent.poll() is not None, "meshwright run goes on", GONE_S)

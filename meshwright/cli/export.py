@@ -34,6 +34,10 @@ def command(
     script: Annotated[
         str | None, typer.Option(help="what launch files start, such as 'train.py --lr 1e-4'")
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="with --model: launch files save into this folder, and go on from it"),
+    ] = None,
     strict: Annotated[
         bool, typer.Option(help="exit 4 if the target cannot express all of the plan")
     ] = False,
@@ -45,7 +49,7 @@ def command(
         plan,
         to,
         cluster_of(plan, cluster),
-        command=run_command(plan_file, target, script),
+        command=run_command(plan_file, target, script, save),
         config=_config(target),
     )
     err = Terminal(stderr=True)

@@ -48,19 +48,19 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Run plans in turns and keep the fastest. Under torchrun, this process is one rank; otherwise
-    torchrun is started here, and again if a plan ends the job: the second time that plan is out.
+    ranks are started here, and again if a plan ends the job: the second time that plan is out.
     """
     from meshwright.running.launch import (  # torch is loaded only where it is needed
         batches,
-        torchrun,
     )
+    from meshwright.running.ranks import run_ranks
     from meshwright.tools.race.racing import check_plans, race
 
     plans = [plan_io.load(path) for path in plan_files]
     check_plans(plans)
     journal = output.with_suffix(".race")
     if "RANK" not in os.environ and plans[0].world_size > 1:
-        raise SystemExit(_start(plans, journal, torchrun))
+        raise SystemExit(_start(plans, journal, run_ranks))
     found = load_target(target)
     first = os.environ.get("RANK", "0") == "0"
 
@@ -78,11 +78,11 @@ def command(
         _print(over, plan_files, output, as_json=as_json)
 
 
-def _start(plans: list[Plan], journal: Path, torchrun: Callable[..., int]) -> int:
+def _start(plans: list[Plan], journal: Path, run: Callable[..., int]) -> int:
     """Starts the ranks, again while plans end the job; the exit code."""
     hashes = [plan.hash for plan in plans]
     heats.load(journal, hashes)  # what is wrong with it is said before there are ranks
-    while code := torchrun(plans[0].world_size, "meshwright", "--", *sys.argv[1:]):
+    while code := run(plans[0].world_size, "meshwright", *sys.argv[1:]):
         standing = heats.load(journal, hashes)
         if standing.running is None:  # no plan's fault
             return code

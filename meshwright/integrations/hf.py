@@ -18,11 +18,14 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, train
 from meshwright.integrations.ahead import BatchGroups
 from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
 from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
+from meshwright.integrations.hf_saves import SavesInTrainer
 from meshwright.integrations.job_optimizer import JobOptimizer
+from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.saver import started_again
 
 _CHECKPOINT = "job"
 """Folder of a Trainer checkpoint that holds the job's."""
@@ -57,9 +60,16 @@ class JobTrainer(Trainer):
     Every rank reads the whole global batch. Evaluation gives the loss only. An argument, an
     override or a callback that would be ignored is a PlanError: `hf_arguments` has the tables.
     With `tune`, the job tries sizes of buckets while it trains (see `compile`).
+
+    `save_every` is a number of steps, or a time such as `10m`, beside what the arguments say. When
+    the process is asked to end, all ranks finish a step, the Trainer saves, and `train` leaves by
+    SystemExit with `exit_codes.RETRY`. Started again by a launcher, it goes on by itself.
     """
 
-    def __init__(self, *args: Any, plan: Plan, tune: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, plan: Plan, tune: bool = False, save_every: str | int | None = None,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         self.plan = plan
         check_parts(self)
@@ -76,6 +86,8 @@ class JobTrainer(Trainer):
             device="cpu" if plan.cluster.device_kind == "cpu" else self.args.device,
             seed=self.args.seed, tune=tune,
         )  # fmt: skip
+        self._saves = SavesInTrainer(self.job, save_every)
+        self.add_callback(self._saves)
         self._groups = BatchGroups()
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
         self._compared = False
@@ -95,10 +107,18 @@ class JobTrainer(Trainer):
         if align is not None and known and hasattr(self.model, "config"):
             align(self.model, self.processing_class)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Trains; PlanError if a method was replaced since the job was made."""
         check_overrides(self, JobTrainer)
-        return super().train(*args, **kwargs)
+        if resume_from_checkpoint is None and started_again():
+            utils: Any = trainer_utils
+            folder = self.args.output_dir
+            found = folder and os.path.isdir(folder) and utils.get_last_checkpoint(folder)
+            resume_from_checkpoint = from_first(found or None)
+        with self._saves.saver:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: PlanError."""

@@ -52,7 +52,14 @@ class StepDisplay:
         self._task = progress.add_task(title, total=steps, figures="") if progress else None
         self._tokens = tokens_per_step
         self._start = time.perf_counter()
+        self._first = 0
         self.records: list[ShownStep] = []
+
+    def begin_at(self, step: int) -> None:
+        """So many steps were taken before, by a job that this one goes on from."""
+        self._first = step
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, completed=step)
 
     def start(self) -> None:
         """A step begins now."""
@@ -62,7 +69,7 @@ class StepDisplay:
         """The step that began last is over."""
         seconds = time.perf_counter() - self._start
         record = ShownStep(
-            step=len(self.records),
+            step=self._first + len(self.records),
             loss=loss,
             step_s=seconds,
             tokens_per_s=self._tokens / seconds,

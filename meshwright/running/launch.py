@@ -1,9 +1,10 @@
-"""`meshwright run`: be one rank under torchrun, or start torchrun on this machine."""
+"""`meshwright run`: be one rank of a launcher, or start all ranks on this machine."""
 
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.arguments.targets import load_callable, load_target
+from meshwright.ir.errors import NonFinite
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.measured import StepKind
 from meshwright.ir.trace.loss_module import Batch
 from meshwright.running.display import StepDisplay, recording
-from meshwright.running.leaving import LeaveRequest, leaving
 from meshwright.running.logs import MetricLog, parse_kinds
 from meshwright.running.metrics import tokens_per_sample
+from meshwright.running.ranks import run_ranks
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record import run_dir
-from meshwright.runtime.world import children
+from meshwright.runtime.step.finite import check_policy
+from meshwright.runtime.world.failure import HANG_S
 
 
-def torchrun(world_size: int, *arguments: str) -> int:
-    """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job.
+@dataclass(frozen=True)
+class SavingChoice:
+    """Where and how often a run saves, and whether it may go on from what is there."""
 
-    Whatever ends this process ends them, see `children.run`.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world_size), "-m", *arguments]
-    # Ranks share the cores; torchrun would choose it too. The profiler of the traced step talks.
-    settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
-    return children.run(command, environment=settings | os.environ)
+    folder: Path
+    every: str | None = None
+    keep: int = 1
+    resume: bool = False
 
 
 def where(device: torch.device, plan: Plan) -> str:
@@ -60,10 +62,14 @@ def train(
     log: str = "",
     check: bool | None = None,
     tune: bool = False,
+    saving: SavingChoice | None = None,
+    on_nonfinite: str = "stop",
+    hang_s: float = HANG_S,
 ) -> None:
     """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
 
-    `output` is the run directory: the plan, and per rank steps, measurements and a trace.
+    `output` is the run directory: the plan, and per rank steps, measurements and a trace. A job
+    that saves takes what is left of the steps.
     """
     plan = plan_io.load(plan_file)
     kinds = parse_kinds(log)
@@ -71,12 +77,12 @@ def train(
     if "RANK" not in os.environ:
         run_dir.prepare(output, plan, 0)
         if plan.world_size > 1:
-            # After `--` torchrun does not take --log for an abbreviation of an option of its own.
-            raise SystemExit(torchrun(plan.world_size, "meshwright", "--", *sys.argv[1:]))
+            raise SystemExit(run_ranks(plan.world_size, "meshwright", *sys.argv[1:]))
     found = load_target(target)
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
         lr=learning_rate, run_dir=output, check=check, tune=tune,
+        on_nonfinite=check_policy(on_nonfinite), hang_s=hang_s,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
@@ -85,32 +91,48 @@ def train(
     with (
         MetricLog(job, output, kinds) as metrics,
         recording(title, steps, tokens, show=show) as recorder,
-        leaving(job.failures.asked_to_end, lambda: recorder.write(rows)) as asked,
+        _saver(job, saving, lambda: recorder.write(rows)) as saver,
     ):
-        wanted = step_kinds(steps, trace=trace)
+        cut_off = False
+        recorder.begin_at(job.state.step)
+        wanted = step_kinds(max(0, steps - job.state.step), trace=trace)
         try:
-            _steps(job, wanted, batches(plan, data), output, recorder, metrics, asked)
+            source = saver.batches(batches(plan, data))
+            _steps(job, wanted, source, output, recorder, metrics, saver)
+            saver.finish()
         except RuntimeError:
-            if asked.by is None:
+            if saver.asked_by is None or saver.left:
                 raise
-            # Ranks that were asked a moment before have left this one's step.
+            cut_off = True
+            # Ranks that got a signal to end a moment before have left this one's step.
         recorder.write(rows)
         job.close()
-    if asked.by is not None:
-        _say_ended(asked, job, output)
-        raise SystemExit(asked.exit_code)
+        if rank == 0 and (saver.left or cut_off):
+            _say_ended(saver, job, output)
+    if cut_off and saver.asked_by is not None:
+        raise SystemExit(128 + saver.asked_by)
     if rank == 0:
         report(output, steps, trace=trace, as_json=as_json)
 
 
-def _say_ended(asked: LeaveRequest, job: Job, output: Path) -> None:
-    assert asked.by is not None
-    if job.parts.rank == 0:
-        print(
-            f"meshwright: ended by {asked.by.name} after {job.state.step} steps; {output} "
-            "holds what they took",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+def _saver(job: Job, saving: SavingChoice | None, at_last: Callable[[], None]) -> Saver:
+    """Of a run; without a folder it only has all ranks leave after one step."""
+    if saving is None:
+        return Saver(job, None, at_last=at_last)
+    return Saver(
+        job, saving.folder, every=saving.every, keep=saving.keep, resume=saving.resume or None,
+        at_last=at_last,
+    )  # fmt: skip
+
+
+def _say_ended(saver: Saver, job: Job, output: Path) -> None:
+    assert saver.asked_by is not None
+    saved = "; all of it is saved" * (saver.saves and saver.left)
+    print(
+        f"meshwright: ended by {saver.asked_by.name} after {job.state.step} steps; {output} "
+        f"holds what they took{saved}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
 
 
 def _steps(
@@ -120,22 +142,30 @@ def _steps(
     output: Path,
     recorder: StepDisplay,
     metrics: MetricLog,
-    asked: LeaveRequest,
+    saver: Saver,
 ) -> None:
-    """Steps of the given kinds, or as many as there are batches, until the rank is asked to end."""
+    """Steps of the given kinds, or as many as there are batches, until the job is to leave."""
     ahead: list[Any] = []
     for kind in kinds:
         waited = time.perf_counter()
         batch = ahead.pop() if ahead else next(source, None)
-        if batch is None or asked.by is not None:
+        if batch is None:
             return
         if job.reads_ahead:
             ahead.append(next(source, None))
         recorder.start()
         data_s = time.perf_counter() - waited
-        loss = float(take(job, kind, batch, output, *ahead))
+        try:
+            loss = float(take(job, kind, batch, output, *ahead))
+        except NonFinite as error:
+            if job.on_nonfinite != "back":
+                raise
+            saver.go_back(error)
+            continue
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)
+        if saver.stepped():
+            return
 
 
 def step_kinds(steps: int, *, trace: bool) -> list[StepKind]:

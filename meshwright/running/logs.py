@@ -103,7 +103,7 @@ class MetricLog:
             learning_rate=float(self._job.optimizer.param_groups[0]["lr"]),
             grad_norm=None if norm is None else float(norm),
         )  # fmt: skip
-        metrics = self._names.of(figures)
+        metrics = self._names.of(figures, self._job.state.samples)
         for writer in self._writers:
             writer.write(self._job.state.step, metrics)
 

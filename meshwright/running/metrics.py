@@ -31,19 +31,18 @@ class MetricNames:
 
     def __init__(self, plan: Plan, graph: Graph, device: torch.device) -> None:
         self._world, self._device = plan.world_size, device
-        self._tokens = plan.global_batch_size * tokens_per_sample(plan)
+        self._tokens_per_sample = tokens_per_sample(plan)
+        self._tokens = plan.global_batch_size * self._tokens_per_sample
         self._flops = step_flops(graph)
         self._use = _utilisation(plan, self._flops) if device.type == "cuda" else None
-        self._seen = 0
 
-    def of(self, figures: StepFigures) -> dict[str, float]:
-        """Metrics of the next step."""
-        self._seen += self._tokens
+    def of(self, figures: StepFigures, samples: int) -> dict[str, float]:
+        """Metrics of a step; `samples` are those trained on, with it."""
         device_s = figures.step_s * self._world
         found = {
             "loss_metrics/global_avg_loss": figures.loss,
             "lr": figures.learning_rate,
-            "n_tokens_seen": float(self._seen),
+            "n_tokens_seen": float(samples * self._tokens_per_sample),
             "throughput(tps)": self._tokens / device_s,
             "tflops": self._flops / device_s / 1e12,
             "time_metrics/end_to_end(s)": figures.step_s,

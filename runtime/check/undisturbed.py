@@ -57,6 +57,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
 
 def _start_again(job: "Job") -> None:
     job.state.step, job.grad_norm, job.accumulated = 0, None, 0
+    job.state.samples = 0
     for stage in job.parts.stages.values():
         stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
     job.progress.at(0, "start", "idle")

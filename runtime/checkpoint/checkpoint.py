@@ -35,7 +35,7 @@ from meshwright.runtime.checkpoint.manifest import (
     SyncValues,
     Wanted,
 )
-from meshwright.runtime.checkpoint.parts import Written
+from meshwright.runtime.checkpoint.parts import Box, Written
 from meshwright.runtime.checkpoint.shard_boxes import ShardBox, pieces
 from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
 from meshwright.runtime.job.unread import boxed
@@ -44,39 +44,100 @@ if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
 
 
-def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path:
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What one rank writes of a checkpoint, and what the manifest says beside tensors."""
+
+    step: int
+    model: str
+    settings: Any
+    extra: Mapping[str, Any]
+    boxes: Sequence[Box]
+    sync: Mapping[str, SyncValues]
+
+    def on_host(self) -> "Snapshot":
+        """The same, of tensors that the next step does not touch."""
+        boxes = [replace(box, content=_copied(box.content)) for box in self.boxes]
+        return replace(self, boxes=boxes)
+
+    def in_folder(self, folder: Path) -> Path:
+        """Where the checkpoint will be."""
+        return folder / f"step-{self.step:08d}"
+
+
+RankPart = tuple[str, PartFile, list[Written], Mapping[str, SyncValues]]
+"""What a rank has written: name and size of its file, boxes in it, what its forms keep."""
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def snapshot(job: "Job", extra: Mapping[str, Any]) -> Snapshot:
+    """Finds what this rank would write; all ranks call it. PlanError, and nothing changed, if there
+    is something that only code could bring back."""
+    settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
+    alone, first = job.plan.world_size == 1, job.parts.rank == 0
+    with told(alone, "the checkpoint cannot be written"):
+        sync_tensors, sync_rest = sync_state.kept(job)
+    content: dict[str, Boxed] = {}
+    for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
+        content |= _contents(job, stage)
+    content |= job.unread.saved(persistent(job.model), first) | sync_tensors
+    return Snapshot(
+        job.state.step, job.graph.fingerprint, settings, kept, to_write(content), sync_rest
+    )
+
+
+def save(job: "Job", folder: Path, extra: Mapping[str, Any], keep: int = 1) -> Path:
     """Writes the job's state; all ranks call it. `extra` is rank 0's (a scheduler's state, say).
 
     PlanError, and nothing changed, if `extra` holds what only code could bring back. `keep` says
     how many checkpoints stay, this one included.
     """
+    check_keep(keep)
+    alone, first = job.plan.world_size == 1, job.parts.rank == 0
+    found = snapshot(job, extra)
+    with told(alone, f"{folder}: the checkpoint cannot be written"):
+        if first:
+            folders.begin(folder, found.step)
+    failed = f"{partial_of(found, folder)}: the checkpoint could not be written"
+    with told(alone, failed):
+        own = write_part(found, folder, job.parts.rank)
+    everyone = [own] if alone else to_first(own)
+    with told(alone, failed):
+        if first:
+            finish(found, folder, everyone, keep)
+    return found.in_folder(folder)
+
+
+def check_keep(keep: int) -> None:
+    """PlanError unless at least one checkpoint is to stay."""
     if keep < 1:
         raise PlanError(f"keep={keep}: at least the checkpoint that is saved stays, keep=1")
-    alone, first = job.plan.world_size == 1, job.parts.rank == 0
-    settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
-    partial = folder / f"step-{job.state.step:08d}.partial"
-    with told(alone, f"{folder}: the checkpoint cannot be written"):
-        sync_tensors, sync_rest = sync_state.kept(job)
-        if first:
-            folders.begin(folder, job.state.step)
-    content: dict[str, Boxed] = {}
-    for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
-        content |= _contents(job, stage)
-    content |= job.unread.saved(persistent(job.model), first) | sync_tensors
-    name = f"part-{job.parts.rank:05d}.safetensors"
-    with told(alone, f"{partial}: the checkpoint could not be written"):
-        own = name, *parts.write(to_write(content), partial / name), sync_rest
-    everyone = [own] if alone else to_first(own)
-    with told(alone, f"{partial}: the checkpoint could not be written"):
-        if first:
-            made = Manifest(
-                job.state.step, job.graph.fingerprint, settings, kept,
-                {name: file for name, file, _, _ in everyone}, stored_tensors(everyone),
-                {where: entry for *_, rest in everyone for where, entry in rest.items()},
-            )  # fmt: skip
-            write(partial / manifest.NAME, manifest.dumps(made))
-            folders.finish(folder, partial, keep)
-    return folder / f"step-{job.state.step:08d}"
+
+
+def partial_of(found: Snapshot, folder: Path) -> Path:
+    """The folder that a checkpoint is written into."""
+    return folder / f"{found.in_folder(folder).name}.partial"
+
+
+def write_part(found: Snapshot, folder: Path, rank: int) -> RankPart:
+    """Writes a rank's file, into the folder that rank 0 has begun."""
+    name = f"part-{rank:05d}.safetensors"
+    return name, *parts.write(found.boxes, partial_of(found, folder) / name), found.sync
+
+
+def finish(found: Snapshot, folder: Path, everyone: Sequence[RankPart], keep: int) -> None:
+    """Writes the manifest over what all ranks have written, and makes it the newest checkpoint."""
+    made = Manifest(
+        found.step, found.model, found.settings, found.extra,
+        {name: file for name, file, _, _ in everyone}, stored_tensors(everyone),
+        {where: entry for *_, rest in everyone for where, entry in rest.items()},
+    )  # fmt: skip
+    partial = partial_of(found, folder)
+    write(partial / manifest.NAME, manifest.dumps(made))
+    folders.finish(folder, partial, keep)
 
 
 def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,9 +145,7 @@ def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
 
 
-def stored_tensors(
-    everyone: Sequence[tuple[str, PartFile, list[Written], Mapping[str, SyncValues]]],
-) -> dict[str, StoredTensor]:
+def stored_tensors(everyone: Sequence[RankPart]) -> dict[str, StoredTensor]:
     """All tensors by name. Of a number that several ranks wrote, the first counts."""
     found: dict[str, dict[tuple[int, ...], Written]] = {}
     for _, _, boxes, _ in everyone:

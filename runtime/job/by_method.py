@@ -28,6 +28,7 @@ from meshwright.runtime.job.handshake import (
     identity,
     share_plan,
 )
+from meshwright.runtime.world.failure import HANG_S
 from meshwright.runtime.world.world import join, rank
 
 
@@ -161,7 +162,7 @@ def by_method(
     samples: Sequence[Tensor],
     *,
     loss_fn: LossFn | None = None,
-    hang_s: float = 1800.0,
+    hang_s: float = HANG_S,
 ) -> MethodJob:
     """Called by every rank, under torchrun; alone if the plan is for one.
 

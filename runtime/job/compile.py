@@ -40,6 +40,7 @@ from meshwright.runtime.step.planned_updates import as_one, check_planned, plann
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.updates import FormOptimizer
 from meshwright.runtime.step.user_groups import UserGroups
+from meshwright.runtime.world.failure import HANG_S
 from meshwright.runtime.world.world import join, pick_device, rank, take
 
 
@@ -55,7 +56,7 @@ def compile(
     max_grad_norm: float | None = None,
     example_inputs: Batch | None = None,
     graph: Graph | None = None,
-    hang_s: float = 1800.0,
+    hang_s: float = HANG_S,
     run_dir: str | Path | None = None,
     check: bool | None = None,
     on_nonfinite: Policy = "stop",
@@ -67,8 +68,9 @@ def compile(
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
     optimizer over `model.parameters()`, whose groups the job then follows, or a list of such over
     different parameters; `max_grad_norm` is the plan's too if not given. Ranks other than 0 may
-    pass no plan. A job that makes no progress for `hang_s` seconds is ended. `close` leaves in
-    `run_dir` what the steps took.
+    pass no plan. A job that makes no progress for `hang_s` seconds is ended, from its eleventh step
+    on maybe earlier, by what it has seen (`Patience`). `close` leaves in `run_dir` what the steps
+    took.
 
     Before it comes back, the job is compared with plain PyTorch on a step that is undone
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A

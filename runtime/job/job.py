@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from meshwright.ir.precision import precision
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
 from meshwright.runtime.check.run import SelfCheck
-from meshwright.runtime.checkpoint import checkpoint
+from meshwright.runtime.checkpoint import beside, checkpoint
 from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.job.executors import executor_of
@@ -34,13 +34,19 @@ from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
-from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_record
+from meshwright.runtime.step.finite import (
+    Policy,
+    check_loss,
+    check_norm,
+    check_record,
+    skips,
+)
 from meshwright.runtime.step.loss_scale import LossScale, all_finite
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
 from meshwright.runtime.step.user_groups import UserGroups
-from meshwright.runtime.world.failure import Failures
+from meshwright.runtime.world.failure import HANG_S, Failures
 from meshwright.runtime.world.pairs import open_pairs
 
 
@@ -50,6 +56,10 @@ class TrainState:
 
     step: int = 0
     """Optimizer steps taken."""
+    samples: int = 0
+    """Samples trained on: where the data stands, under any plan."""
+    data: Any = None
+    """What a loader that keeps its own place says of it."""
 
 
 class Job:
@@ -64,7 +74,7 @@ class Job:
         model: nn.Module,
         device: torch.device,
         max_grad_norm: float | None = None,
-        hang_s: float = 1800.0,
+        hang_s: float = HANG_S,
         owns_world: bool = False,
         residence: Residence | None = None,
         run_dir: str | Path | None = None,
@@ -234,6 +244,11 @@ class Job:
                 self.retuning.took(record)
 
     @property
+    def seed(self) -> int:
+        """Of all random numbers that forwards draw."""
+        return next(iter(self.parts.stages.values())).comm.seed
+
+    @property
     def stats(self) -> Stats:
         """What the steps so far took; waits for the last one."""
         return self.records.stats
@@ -263,22 +278,27 @@ class Job:
 
         The `keep` newest of the folder stay.
         """
-        extra: dict[str, Any] = {"precision": self.plan.precision}
-        if scheduler is not None:
-            extra["scheduler"] = scheduler.state_dict()
-        if self.loss_scale is not None:
-            extra["loss_scale"] = asdict(self.loss_scale)
+        self._settle_to_save()
+        with self.failures.guard():
+            return checkpoint.save(self, Path(folder), beside.of_job(self, scheduler), keep)
+
+    def snapshot(self, scheduler: Any = None) -> checkpoint.Snapshot:
+        """Copies what this rank has of a checkpoint to the host; every rank calls it."""
+        self._settle_to_save()
+        with self.failures.guard():
+            return checkpoint.snapshot(self, beside.of_job(self, scheduler)).on_host()
+
+    def _settle_to_save(self) -> None:
         self.settle()
         check_writable(self, "the checkpoint")
         if self.user_groups is not None:
             self.user_groups.take()
-        with self.failures.guard():
-            return checkpoint.save(self, Path(folder), extra, keep)
 
     def load(
         self, folder: str | Path, scheduler: Any = None, *, drop_sync_state: bool = False
     ) -> None:
-        """Goes on from the newest checkpoint in `folder`; every rank calls it.
+        """Goes on from the newest checkpoint in `folder`, with the random numbers of the job that
+        saved it; every rank calls it.
 
         `drop_sync_state`: what a form of synchronisation kept between steps may be lost, where the
         plan is another.
@@ -286,17 +306,11 @@ class Job:
         self.settle()
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder), drop_sync_state=drop_sync_state)
-        if self.loss_scale is not None and "loss_scale" in extra:
-            self.loss_scale = LossScale(**extra["loss_scale"])
+        beside.give(self, extra)
         if self.user_groups is not None:
             self.user_groups.give()
         if scheduler is not None:
-            if "scheduler" not in extra:
-                raise PlanError(
-                    f"the checkpoint in {folder} was saved without a scheduler; load it without "
-                    "one, and set the schedule yourself"
-                )
-            scheduler.load_state_dict(extra["scheduler"])
+            beside.give_scheduler(scheduler, extra, folder)
 
     def export(self, folder: str | Path) -> Path | None:
         """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
@@ -393,6 +407,7 @@ class Job:
             if next_batch is not None:
                 self._cutter.send_ahead(next_batch, sharded=sharded)
         self.accumulated += 1
+        self.state.samples += self.plan.global_batch_size
         if not self.records.late:
             check_loss(self, loss)
         return loss
@@ -452,12 +467,16 @@ class Job:
             self.user_groups.stepped()
 
     def _overflows(self) -> bool:
-        """Whether the step is left out, since scaled gradients are not finite."""
+        """Whether the step is left out, since gradients are not finite: scaled ones, or any as the
+        user wishes."""
+        record = self.recorder.record
         if self.loss_scale is None:
+            if not skips(self, () if record is None else record.losses):
+                return False
+        elif all_finite(self.parts.reduced, self.device, self.plan.world_size):
             return False
-        if all_finite(self.parts.reduced, self.device, self.plan.world_size):
-            return False
-        self.loss_scale.took(finite=False)
+        else:
+            self.loss_scale.took(finite=False)
         for stage in self.parts.stages.values():
             stage.sync.skipped()
         self.grad_norm = None

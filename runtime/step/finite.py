@@ -12,24 +12,31 @@ from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
+from meshwright.runtime.step.loss_scale import all_finite
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
 
-Policy = Literal["stop", "warn", "ignore"]
+Policy = Literal["stop", "skip", "back", "warn", "ignore"]
+"""`skip` leaves out the step; `back` stops it as `stop` does, and a `Saver` goes back to the newest
+checkpoint and on from the next batch."""
+_STOPS = frozenset({"stop", "back"})
 
 
-def check_policy(policy: str) -> None:
-    """PlanError unless it is one."""
-    if policy not in get_args(Policy):
-        raise PlanError(f"on_nonfinite {policy!r} is none of {', '.join(get_args(Policy))}")
+def check_policy(policy: str) -> Policy:
+    """The policy of that name; PlanError unless it is one."""
+    for known in get_args(Policy):
+        if policy == known:
+            found: Policy = known
+            return found
+    raise PlanError(f"on_nonfinite {policy!r} is none of {', '.join(get_args(Policy))}")
 
 
 def check_loss(job: "Job", loss: Tensor) -> None:
     """Every rank has the same loss, so all of them stop, or none."""
     if _passes(job, loss):
         return
-    if job.on_nonfinite == "stop" and job.accumulated:
+    if job.on_nonfinite in _STOPS and job.accumulated:
         job.sum_gradients()  # to say which are not finite; and nothing is to be under way
     _blame(job, "the loss", float(loss), job.state.step)
 
@@ -54,7 +61,25 @@ _NORM = "the norm of the gradients"
 
 
 def _passes(job: "Job", value: Tensor | LateNumber) -> bool:
-    return job.on_nonfinite == "ignore" or isfinite(float(value))
+    return job.on_nonfinite in ("ignore", "skip") or isfinite(float(value))
+
+
+def skips(job: "Job", losses: Iterable[Tensor | LateNumber]) -> bool:
+    """Whether the step is left out, as its loss or its summed gradients are not finite: then rank 0
+    says where. Every rank calls it; on a GPU each step waits for that."""
+    if job.on_nonfinite != "skip":
+        return False
+    wrong = [float(loss) for loss in losses if not isfinite(float(loss))]
+    if not wrong and all_finite(job.parts.reduced, job.device, job.plan.world_size):
+        return False
+    what = f"the loss is {wrong[0]}" if wrong else "the gradients are not finite"
+    where = _where(job)
+    if job.parts.rank == 0:
+        warnings.warn(
+            f"step {job.state.step}: {what}{where}; it is left out (on_nonfinite='skip')",
+            stacklevel=4,
+        )
+    return True
 
 
 def _blame(job: "Job", what: str, value: float, step: int) -> None:
@@ -81,7 +106,7 @@ def check_state(job: "Job", what: str) -> None:
     if not found:
         return
     text = f"step {job.state.step}: parameters are not finite ({found})"
-    if policy == "stop":
+    if policy in (*_STOPS, "skip"):
         raise NonFinite(f"{text}; {what} is not written; on_nonfinite='warn' lets it pass")
     if job.parts.rank == 0:
         warnings.warn(f"{text} in {what}", stacklevel=4)

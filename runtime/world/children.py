@@ -22,6 +22,7 @@ GRACE_S = 30.0
 """From the signal until what is left is killed; a batch system's usual wait."""
 _POLL_S = 0.1
 _ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_WARNING = ("SIGUSR1", "SIGUSR2")
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 
@@ -39,7 +40,7 @@ def run(
     afterwards, nor, on Linux, when this process is killed.
     """
     ours = children_now()
-    with _ending_signals() as received, orphans_come_here():
+    with ending_signals() as received, orphans_come_here():
         child = subprocess.Popen(
             command, env=environment, start_new_session=True, preexec_fn=dying_with_parent()
         )
@@ -47,14 +48,15 @@ def run(
         passed_on = 0
         while child.poll() is None:
             for number in received[passed_on:]:
-                deadline = deadline or time.monotonic() + grace_s
-                _signal_group(child.pid, number)
+                if number not in warning_signals():
+                    deadline = deadline or time.monotonic() + grace_s
+                signal_group(child.pid, number)
             passed_on = len(received)
             if deadline is not None and time.monotonic() > deadline:
-                _signal_group(child.pid, signal.SIGKILL)
+                signal_group(child.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
-        _signal_group(child.pid, signal.SIGKILL)  # what it left in its group
+        signal_group(child.pid, signal.SIGKILL)  # what it left in its group
         if _prctl() is not None:
             end_orphans(ours)
     if received:
@@ -63,8 +65,9 @@ def run(
 
 
 @contextmanager
-def _ending_signals() -> Iterator[list[int]]:
-    """Signals that would end this process are only noted inside, in the order they come.
+def ending_signals() -> Iterator[list[int]]:
+    """Signals that would end this process, or warn of an end, are only noted inside, in the order
+    they come.
 
     Python gives them to the main thread; called from another one, it leaves them as they are.
     """
@@ -75,7 +78,7 @@ def _ending_signals() -> Iterator[list[int]]:
 
     before = {}
     main = threading.current_thread() is threading.main_thread()
-    for name in _ENDING if main else ():
+    for name in (*_ENDING, *_WARNING) if main else ():
         number = getattr(signal, name, None)
         # One that is ignored, as SIGHUP under nohup, stays so.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -87,7 +90,13 @@ def _ending_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _signal_group(group: int, number: int) -> None:
+def warning_signals() -> frozenset[int]:
+    """What batch systems send ahead of a time limit: it ends nothing by itself."""
+    return frozenset(getattr(signal, name) for name in _WARNING if hasattr(signal, name))
+
+
+def signal_group(group: int, number: int) -> None:
+    """Sends a signal to a process group, if it is there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 

@@ -5,11 +5,14 @@ to the store first come, first kept; all others read it, say so and leave.
 """
 
 import atexit
+import json
 import os
 import sys
 import threading
 import time
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
+from typing import Any, Literal, Self
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -17,6 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from meshwright.ir.comm.opening import STORE_OPERATION_S
 from meshwright.ir.torch_private import job_store
 from meshwright.runtime.step.executor import RankProgress
+from meshwright.runtime.world.launcher import launcher_store
+from meshwright.runtime.world.patience import Patience
 from meshwright.runtime.world.standing import (
     LEFT,
     RankStanding,
@@ -36,16 +41,53 @@ for the beats of all ranks."""
 _LOOKERS = 8
 """Ranks that look at all others, where something stands still: each reads as many beats as there
 are ranks."""
+HANG_S = 1800.0
+"""A rank that stands still for so long hangs, unless it has learnt or was told less."""
 GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"
+
+FailureKind = Literal["raised", "died", "hung", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFailure:
+    """What ends a job: which rank, how and in which step. The text says it to people."""
+
+    kind: FailureKind
+    rank: int
+    step: int
+    text: str
+    error: str = ""
+    """Type and text of what was raised."""
+
+    def dumps(self) -> str:
+        """JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: bytes) -> Self:
+        """What `dumps` wrote."""
+        return cls(**json.loads(text))
+
+
+def first_failure(store: Any) -> FirstFailure | None:
+    """What was published in a job's store, if anything was."""
+    return FirstFailure.loads(store.get(_FAILED)) if store.check([_FAILED]) else None
+
+
+def standings(store: Any, world_size: int) -> dict[int, RankStanding]:
+    """Where ranks were at their last beats, of those that have beaten."""
+    keys = {rank: _beat_key(rank) for rank in range(world_size)}
+    return {r: loads(store.get(k)) for r, k in keys.items() if store.check([k])}
 
 
 class Failures:
     """Watches this rank and its neighbour; alone, it only names where an exception came from."""
 
     def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
-        self._rank, self._world, self._progress, self._hang_s = rank, world_size, progress, hang_s
+        self._rank, self._world, self._progress = rank, world_size, progress
+        self._patience = Patience(hang_s)
         self._closed = threading.Event()
         self._ended_by = ""
         # torchrun's; of other launchers, a shell that started the ranks may well be gone.
@@ -55,7 +97,7 @@ class Failures:
         self._dead_s = max(DEAD_S, 4 * self._beat_s)
         self._looks = looks_at_all(rank, world_size)
         if world_size > 1:
-            self._store = job_store()
+            self._store = launcher_store() or job_store()
             self._beat(0)
             self._thread = threading.Thread(target=self._watch, name="meshwright", daemon=True)
             self._thread.start()
@@ -74,10 +116,12 @@ class Failures:
         where = f"step {self._progress.step}, action {self._progress.action}"
         error.add_note(f"rank {self._rank}, {where}")
         if self._thread is not None and not self._closed.is_set() and not self._ended_by:
-            text = f"rank {self._rank}, {where}: {type(error).__name__}: {error}"
-            if _is_connection_error(error) and (cause := self._behind(error)):
-                text = f"{cause} (seen by {text})"
-            self._publish(text)
+            said = f"{type(error).__name__}: {error}"
+            text = f"rank {self._rank}, {where}: {said}"
+            found = FirstFailure("raised", self._rank, self._progress.step, text, said)
+            if _is_connection_error(error) and (behind := self._behind(error)):
+                found = replace(behind, text=f"{behind.text} (seen by {text})")
+            self._publish(found)
             error.add_note(f"first failure of the job: {self._first_failure(text)}")
         get_error_handler().record_exception(error)
         self._progress.phase = "failed"
@@ -91,7 +135,9 @@ class Failures:
         self._thread.join(timeout=2 * BEAT_S)
         try:
             if failed is not None:
-                self._publish(f"rank {self._rank}, outside a step: {failed!r}")
+                text = f"rank {self._rank}, outside a step: {failed!r}"
+                step = self._progress.step
+                self._publish(FirstFailure("raised", self._rank, step, text, repr(failed)))
             found = left(standing(self._progress), self._ended_by)
             self._store.set(_beat_key(self._rank), dumps(found, -1))
         except dist.DistError:
@@ -101,13 +147,13 @@ class Failures:
     def _beat(self, count: int) -> None:
         self._store.set(_beat_key(self._rank), dumps(standing(self._progress), count))
 
-    def _publish(self, text: str) -> None:
+    def _publish(self, found: FirstFailure) -> None:
         if self._store.add(_FAILED + "/count", 1) == 1:
-            self._store.set(_FAILED, text)
+            self._store.set(_FAILED, found.dumps())
 
     def _first_failure(self, own: str) -> str:
         try:
-            return str(self._store.get(_FAILED).decode())
+            return FirstFailure.loads(self._store.get(_FAILED)).text
         except (dist.DistError, RuntimeError):
             return own  # the store went with the rank that failed
 
@@ -120,8 +166,8 @@ class Failures:
                 self._leave(f"torchrun (process {self._launcher}) is gone")
             try:
                 self._beat(count)
-                if self._store.check([_FAILED]):
-                    self._leave(self._store.get(_FAILED).decode())
+                if found := first_failure(self._store):
+                    self._leave(found.text)
                 if self._store.check([_beat_key(peer)]):
                     beat = self._store.get(_beat_key(peer))
                     if beat != seen:
@@ -137,9 +183,10 @@ class Failures:
     def _judge_silent(self, peer: int, last: RankStanding) -> None:
         """Publishes why the neighbour does not beat, if it should."""
         if last.phase != LEFT:
-            self._publish(
-                f"rank {peer} died or was stopped, {last}: no sign of life for {self._dead_s:g} s"
-            )
+            step = max(last.step, self._progress.step)  # a beat may be some steps old
+            at = f"in step {step}" if step > last.step else str(last)
+            text = f"rank {peer} died or was stopped, {at}: no sign of life for {self._dead_s:g} s"
+            self._publish(FirstFailure("died", peer, step, text))
         elif self._stuck_s() > self._dead_s and standing(self._progress).waits:
             self._publish(_has_left(peer, last))
 
@@ -149,47 +196,47 @@ class Failures:
         return time.monotonic() - self._progress.since if inside else 0.0
 
     def _check_progress(self) -> None:
-        stuck = self._looks and self._stuck_s() > self._hang_s
-        if stuck and (cause := self._slowest()):
+        stuck_s, phase = self._stuck_s(), self._progress.phase
+        limit_s = self._patience.limit_s(phase)
+        if stuck_s <= limit_s:
+            self._patience.saw(phase, self._progress.step, stuck_s)
+        elif self._looks and (cause := self._slowest(limit_s)):
             self._publish(cause)
 
-    def _slowest(self) -> str:
+    def _slowest(self, limit_s: float) -> FirstFailure | None:
         """The rank that all wait for, where it is and for how long at least."""
-        found = self._standings()
+        found = standings(self._store, self._world)
         if not found:
-            return ""
+            return None
         first = first_cause(found)
         last = found[first]
         if last.phase == LEFT:
             return _has_left(first, last)
         phase = "" if last.outside else f" ({last.phase})"
         place = f", in {last.place}" * bool(last.place)
-        return f"rank {first}, {last}{phase}: no progress for {self._hang_s:g} s{place}"
+        text = f"rank {first}, {last}{phase}: no progress for {limit_s:g} s{place}"
+        return FirstFailure("hung", first, last.step, text)
 
-    def _standings(self) -> dict[int, RankStanding]:
-        keys = {rank: _beat_key(rank) for rank in range(self._world)}
-        return {r: loads(self._store.get(k)) for r, k in keys.items() if self._store.check([k])}
-
-    def _behind(self, error: BaseException) -> str:
+    def _behind(self, error: BaseException) -> FirstFailure | None:
         """Which other rank a broken or late connection comes from, as far as beats say; in about
         three of them."""
         try:
             if not self._looks:  # others say it
                 time.sleep(4 * self._beat_s)
-                return ""
+                return None
             keys = {rank: _beat_key(rank) for rank in range(self._world) if rank != self._rank}
             known = {r: self._store.get(k) for r, k in keys.items() if self._store.check([k])}
             time.sleep(3 * self._beat_s)
             for rank, beat in known.items():
                 if (last := loads(beat)).phase != LEFT and self._store.get(keys[rank]) == beat:
-                    return f"rank {rank} died, {last}"
-            for rank, found in self._standings().items():
+                    return FirstFailure("died", rank, last.step, f"rank {rank} died, {last}")
+            for rank, found in standings(self._store, self._world).items():
                 if found.phase == LEFT and rank != self._rank:
                     return _has_left(rank, found)
             late = "timed out" in str(error).lower()
-            return self._slowest() if late else ""
+            return self._slowest(self._patience.most_s) if late else None
         except (dist.DistError, RuntimeError):
-            return ""  # the store has gone too
+            return None  # the store has gone too
 
     def _leave(self, text: str) -> None:
         """Ends this process: its main thread may be stuck in a collective for good."""
@@ -230,8 +277,9 @@ def _beat_key(rank: int) -> str:
     return f"meshwright/beat/{rank}"
 
 
-def _has_left(rank: int, last: RankStanding) -> str:
-    return f"rank {rank} left the job, {last}, while others need it"
+def _has_left(rank: int, last: RankStanding) -> FirstFailure:
+    text = f"rank {rank} left the job, {last}, while others need it"
+    return FirstFailure("left", rank, last.step, text)
 
 
 def _is_connection_error(error: BaseException) -> bool:

@@ -1,8 +1,10 @@
 """Each target's file for one plan against the file kept here; those of ours that parse, parse."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +16,7 @@ from meshwright.cli import app, main
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
-from meshwright.tools.export.export import TARGETS, export
+from meshwright.tools.export.export import TARGETS, export, run_command
 from meshwright.tools.export.export_shape import shape_of
 from tests.exporters.plans import CLUSTER, CONFIG, looped, odd, replicas, uniform
 
@@ -87,6 +89,28 @@ def test_slurm_asks_for_no_signal_that_nothing_needs():
     """At the time limit Slurm itself sends SIGTERM: ranks of `meshwright run` end with it, and
     other scripts would only be stopped early."""
     assert "--signal" not in exported("slurm").text
+
+
+def test_slurm_queues_a_job_again_that_was_asked_to_end(tmp_path):
+    command = run_command(Path("p.json"), "train:model", None, Path("my checkpoints"))
+    text = exported("slurm", command=command).text
+    assert "#SBATCH --signal=B:USR1@120\n" in text and "#SBATCH --requeue\n" in text
+    ranks = 'shift; trap "echo saved; exit 75" TERM; touch started; while :; do sleep 0.05; done'
+    for name, body in (("srun", ranks), ("scontrol", 'echo "$@" >> told')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = subprocess.Popen(
+        ["bash", "-c", text], text=True, stdout=subprocess.PIPE, cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "h", "SLURM_JOB_ID": "7"},
+    )  # fmt: skip
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None
+        time.sleep(0.01)
+    job.send_signal(signal.SIGUSR1)
+    assert job.communicate(timeout=20)[0] == "saved\n" and job.returncode == 75
+    assert (tmp_path / "told").read_text().splitlines()[-1] == "requeue 7"
+    with pytest.raises(PlanError, match="--save"):
+        run_command(Path("p.json"), None, "train.py", Path("c"))
 
 
 def test_slurm_hands_the_command_on_as_it_is(tmp_path):

@@ -117,7 +117,7 @@ def test_a_form_sees_the_batches_of_its_rank_before_they_run(tmp_path: Path) -> 
             job.apply(0.5)
 
             class Nothing:
-                by = None
+                stepped = bool
                 def __getattr__(self, name):
                     return lambda *args, **more: None
 

@@ -1,11 +1,15 @@
 """A Trainer that trains with a job does what the plain loop does."""
 
+import os
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.testing.spawn import run_ranks
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import LR, STEPS, Tokens, model, plain_loop, plan, weights_of
@@ -97,3 +101,41 @@ def _refused(folder):
 def test_a_batch_size_that_is_not_the_plans_is_refused(tmp_path):
     plan()
     run_ranks(2, _refused, str(tmp_path))
+
+
+class AskedAt(TrainerCallback):
+    """As a batch system: a signal in the second step, to one rank."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _asked(folder, asked):
+    as_torchrun()
+    made = trainer(folder)
+    if asked:
+        made.add_callback(AskedAt())
+    code = 0
+    try:
+        made.train()
+    except SystemExit as error:
+        code = error.code
+    return code, [(entry["step"], entry["loss"]) for entry in made.state.log_history
+                  if "loss" in entry], code or weights_of(made.job)  # fmt: skip
+
+
+def test_a_trainer_that_is_asked_to_end_goes_on_when_it_is_started_again(tmp_path, monkeypatch):
+    plan()
+    whole = run_ranks(2, _asked, str(tmp_path / "whole"), False)
+    first = run_ranks(2, _asked, str(tmp_path / "cut"), True)
+    assert [code for code, *_ in first] == [RETRY, RETRY]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = run_ranks(2, _asked, str(tmp_path / "cut"), False)
+    for (_, theirs, weights), (_, ours, again), (_, before, _) in zip(
+        whole, second, first, strict=True
+    ):
+        assert before == theirs[: len(before)] and len(before) == 3
+        assert ours == theirs, "the log is the Trainer's own, and has all steps"
+        for name, values in weights.items():
+            assert again[name] == pytest.approx(values, rel=1e-12), name

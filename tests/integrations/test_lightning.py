@@ -1,12 +1,15 @@
 """A Lightning Trainer with a job's strategy does what the plain loop does."""
 
 import os
+import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.testing.spawn import run_ranks
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import BATCH, LR, STEPS, Tokens, model, plain_loop, plan, weights_of
@@ -108,6 +111,39 @@ def test_a_strategy_goes_on_from_its_checkpoint(tmp_path):
     for ours, theirs in zip(plain, run_ranks(2, _resume, str(tmp_path)), strict=True):
         for name, values in ours["weights"].items():
             assert theirs[name] == pytest.approx(values, rel=1e-12), name
+
+
+class AskedIn(lightning.Callback):
+    """As a batch system: a signal in the second step, to one rank."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 1 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def _asked(folder):
+    as_torchrun()
+    from meshwright.integrations.lightning import JobStrategy
+    from meshwright.integrations.lightning_leaves import JobLeaves
+
+    first, leaves = JobStrategy(plan()), JobLeaves(f"{folder}/left")
+    made = trainer(folder, first, steps=STEPS, callbacks=[AskedIn(), leaves])
+    with pytest.raises(SystemExit) as left:
+        made.fit(module(), loader(BATCH), ckpt_path=leaves.newest())
+    second = JobStrategy(plan())
+    trainer(folder, second).fit(module(), loader(BATCH), ckpt_path=leaves.newest())
+    weights = weights_of(second.job)
+    second.job.close()
+    return left.value.code, leaves.newest().name, weights
+
+
+def test_a_trainer_that_is_asked_to_end_saves_and_goes_on(tmp_path):
+    plan()
+    plain = run_ranks(2, plain_loop, 1, None, True)
+    for ours, (code, name, weights) in zip(plain, run_ranks(2, _asked, str(tmp_path)), strict=True):
+        assert code == RETRY and name == "asked-00000003.ckpt"
+        for key, values in ours["weights"].items():
+            assert weights[key] == pytest.approx(values, rel=1e-12), key
 
 
 class Evil:

@@ -26,12 +26,12 @@ def test_rates_are_per_device():
     graph = mw.trace(model(), {"input_ids": tokens, "labels": tokens})
     names = MetricNames(plan(), graph, torch.device("cpu"))
     figures = StepFigures(loss=2.0, step_s=0.5, data_s=0.1, learning_rate=LR, grad_norm=1.5)
-    found = names.of(figures)
+    found = names.of(figures, 4)
     assert found.keys() == NAMES
     assert found["throughput(tps)"] == pytest.approx(4 * 8 / 0.5 / 2)
     assert found["tflops"] == pytest.approx(3 * sum(op.flops for op in graph.ops) / 1e12)
     assert found["time_metrics/data_loading(%)"] == pytest.approx(20)
-    assert names.of(figures)["n_tokens_seen"] == 2 * found["n_tokens_seen"] == 64
+    assert names.of(figures, 8)["n_tokens_seen"] == 2 * found["n_tokens_seen"] == 64
 
 
 def test_mfu_is_the_share_of_the_peak():

@@ -27,6 +27,10 @@ class Exported:
     missing: tuple[str, ...] = ()
 
 
+SAVE, SAVE_EVERY = "--save", "30m"
+"""The option of `meshwright run` by which a job saves, and how often an exported one does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a target is given."""
@@ -38,6 +42,11 @@ class Request:
     """What torchrun is to run."""
     config: Any = field(default=None, repr=False)
     """The model's configuration, where it has one that names its sizes."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the command saves when it is asked to end, and goes on when started again."""
+        return self.command[:3] == ("-m", "meshwright", "run") and SAVE in self.command
 
     def setting(self, name: str) -> Any:
         """A size of the model, such as `hidden_size`; None if it is not known."""
@@ -85,10 +94,19 @@ def shell(words: tuple[str, ...]) -> str:
     return " ".join(map(shlex.quote, words))
 
 
-def run_command(plan_file: PurePath, target: str | None, script: str | None) -> tuple[str, ...]:
-    """What torchrun runs: the user's script, or the plan itself if the model is known."""
+def run_command(
+    plan_file: PurePath, target: str | None, script: str | None, save: PurePath | None = None
+) -> tuple[str, ...]:
+    """What torchrun runs: the user's script, or the plan itself if the model is known. With `save`,
+    a folder, it saves there and goes on from there. PlanError where a script would have to."""
+    if save is not None and (script is not None or target is None):
+        raise PlanError(
+            f"--save {save} needs --model TARGET, whose plan is run; a script of yours saves by "
+            "mw.Saver"
+        )
     if script is not None:
         return tuple(shlex.split(script))
     if target is not None:
-        return ("-m", "meshwright", "run", plan_file.name, target)
+        saved = () if save is None else (SAVE, str(save), "--save-every", SAVE_EVERY, "--resume")
+        return ("-m", "meshwright", "run", plan_file.name, target, *saved)
     return ("train.py",)

@@ -25,6 +25,7 @@ from meshwright.runtime.job import stale
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compile import inputs_of
 from meshwright.runtime.job.handshake import check_world
+from meshwright.runtime.world.failure import HANG_S
 from meshwright.runtime.world.world import join, pick_device, take
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.standing import Heat, RaceStanding
@@ -91,7 +92,7 @@ def race(
     for name, given, least in (("turns", turns, 1), ("steps", steps, 1), ("warmup", warmup, 0)):
         if given < least:
             raise PlanError(f"{name} is {given}; it must be at least {least}")
-    owns_world = join(plans[0].world_size, device, 1800.0, plans[0].cluster.device_kind)
+    owns_world = join(plans[0].world_size, device, HANG_S, plans[0].cluster.device_kind)
     check_world(plans[0])
     chosen = pick_device(device, plans[0].cluster.device_kind)
     take(chosen)

@@ -8,6 +8,7 @@ import torch
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record.closing import StepRecords
 from meshwright.testing.nets import CHOICES, Net, data, net_plan
 from meshwright.testing.spawn import alone, run_ranks
@@ -110,7 +111,7 @@ def test_the_user_says_what_happens(tmp_path):
     assert not found["ignore"]
     assert "the norm of the gradients is" in found["norm"] and found["kept"]
     assert "as parameters are not finite ('" in found["parameters"]
-    assert "'stopp' is none of stop, warn, ignore" in found["wrong"]
+    assert "'stopp' is none of stop, skip, back, warn, ignore" in found["wrong"]
 
 
 def looked_back(folder):
@@ -149,3 +150,44 @@ def test_where_steps_are_not_waited_for_the_next_one_tells_or_whoever_saves(tmp_
         "step 0: the loss is nan",
         "step 0: the norm of the gradients is nan",
     ]
+
+
+def left_out(folder):
+    """Skipping, and going back, under each layout, against a job that never saw the bad batch."""
+    found = {}
+    for name in CHOICES:
+        plan = net_plan(name)
+        plain = compile_job(Net(), plan, lr=0.1)
+        wanted = [float(plain.step(data(n))) for n in (0, 1, 3)]
+        plain.close()
+        job = compile_job(Net(), plan, lr=0.1, on_nonfinite="skip")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            losses = [float(job.step(x)) for x in (data(0), data(1), bad(), data(3))]
+        skipped = losses[:2] + losses[3:], job.state.step, [str(w.message) for w in said]
+        job.close()
+        job = compile_job(Net(), plan, lr=0.1, on_nonfinite="back")
+        saver, losses = Saver(job, folder / name, every=1, keep=2), []
+        for x in (data(0), data(1), bad(), data(3)):
+            try:
+                losses.append(float(job.step(x)))
+                saver.stepped()
+            except NonFinite as error:
+                saver.go_back(error)
+        back = losses, job.state.step, job.state.samples // plan.global_batch_size
+        saver.finish()
+        job.close()
+        found[name] = wanted, skipped, back
+    return found
+
+
+def test_a_bad_batch_is_left_out_or_gone_back_from(tmp_path):
+    for name in CHOICES:
+        net_plan(name)
+    for rank, found in enumerate(run_ranks(2, left_out, tmp_path, timeout_s=300)):
+        for name, (wanted, (skipped, steps, said), (back, taken, seen)) in found.items():
+            assert skipped == pytest.approx(wanted, rel=1e-12), name
+            assert back == pytest.approx(wanted, rel=1e-12), name
+            assert steps == 4 and taken == 3 and seen == 4, "steps that count, batches that went by"
+            assert len(said) == (rank == 0), said
+            assert all("step 2: the loss is nan" in s and "first on rank 1" in s for s in said)

@@ -98,7 +98,7 @@ time.sleep(.5)
 
 
 def _leave(how: str) -> tuple[str, int, bool]:
-    from meshwright.running import leaving
+    from meshwright.runtime.world import leaving
 
     told = []
     with leaving.leaving(told.append, lambda: None) as asked:
@@ -118,7 +118,7 @@ def test_a_rank_that_is_stuck_leaves_in_the_end(tmp_path: Path) -> None:
     last = tmp_path / "last"
     script = f"""
 import pathlib, os, signal, threading
-from meshwright.running import leaving
+from meshwright.runtime.world import leaving
 leaving.LEAVE_S = 0.2
 stuck = threading.Lock()
 stuck.acquire()

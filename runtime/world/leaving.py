@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from meshwright.runtime.world.children import warning_signals
+
 LEAVE_S = 10.0
 """From the signal until a rank that is stuck in a step leaves all the same."""
+LEAVE = "MESHWRIGHT_LEAVE_S"
+"""Environment variable: seconds for jobs that save, where the batch system waits longer."""
 _ASKING = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 
@@ -28,17 +32,23 @@ class LeaveRequest:
 
 
 @contextmanager
-def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterator[LeaveRequest]:
+def leaving(
+    tell: Callable[[str], None], at_last: Callable[[], None], leave_s: float | None = None
+) -> Iterator[LeaveRequest]:
     """Inside, a signal to end is only noted, for the loop to look at between steps.
 
-    `tell` gets its name at once. If the block is not over `LEAVE_S` later, the process calls
-    `at_last` and exits: its main thread may be stuck where no signal reaches it.
+    `tell` gets its name at once. If the block is not over `leave_s` (`LEAVE_S`) later, the process
+    calls `at_last` and exits: its main thread may be stuck where no signal reaches it. SIGUSR1 and
+    SIGUSR2, warnings of a time limit, ask the same without a deadline, unless somebody else handles
+    them.
     """
     asked = LeaveRequest()
+    deadline_s = LEAVE_S if leave_s is None else leave_s
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.by = asked.by or signal.Signals(number)
-        tell(asked.by.name)
+        if number in kept:
+            tell(signal.Signals(number).name)
 
     # Of a signal the system writes the number here, whatever the main thread is doing.
     reader, writer = socket.socketpair()
@@ -47,11 +57,13 @@ def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterato
     numbers = {getattr(signal, name) for name in _ASKING if hasattr(signal, name)}
     kept = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     watcher = threading.Thread(
-        target=_watch, args=(reader, over, set(kept), at_last), name="leaving", daemon=True
-    )
+        target=_watch, args=(reader, over, set(kept), at_last, deadline_s), name="leaving",
+        daemon=True,
+    )  # fmt: skip
+    free = [n for n in warning_signals() if signal.getsignal(n) is signal.SIG_DFL]
     watcher.start()
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, note) for number in kept}
+    before = {number: signal.signal(number, note) for number in (*kept, *free)}
     try:
         yield asked
     finally:
@@ -65,15 +77,16 @@ def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterato
 
 
 def _watch(
-    reader: socket.socket, over: threading.Event, numbers: set[int], at_last: Callable[[], None]
-) -> None:
+    reader: socket.socket, over: threading.Event, numbers: set[int], at_last: Callable[[], None],
+    leave_s: float,
+) -> None:  # fmt: skip
     while received := reader.recv(1):
         if received[0] not in numbers:
             continue
-        if over.wait(LEAVE_S):
+        if over.wait(leave_s):
             return
         name = signal.Signals(received[0]).name
-        print(f"meshwright: {name}: a step is not over after {LEAVE_S:g} s", file=sys.stderr)
+        print(f"meshwright: {name}: a step is not over after {leave_s:g} s", file=sys.stderr)
         try:
             at_last()
         finally:

@@ -1,0 +1,340 @@
+"""What becomes of `meshwright run --elastic` under each fault: three ranks on CPUs, over Gloo.
+
+`python -m benchmarks.faults [WORDS]` has every fault whose name has one of the words, or all, and
+prints a table: how each was detected and in how many seconds, the cause that was named, seconds
+until it trained again, and whether its losses are those of a run without a fault.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+STEPS, BATCH, RANKS = 12, 12, 3
+AT = 6
+"""The batch, counted from 0, before which ranks have their fault; every second step is saved."""
+FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
+LIMIT_S = 180.0
+_LAST_S = 0.02
+"""After the batch was given out: within the step, mostly."""
+
+
+class Net(nn.Module):
+    """Small, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.drop(torch.tanh(self.a(x)))
+        h = self.drop(torch.tanh(self.b(h))) + h
+        return ((self.c(h) - y) ** 2).sum() / x.shape[0]
+
+
+def model() -> Any:
+    """A target of `meshwright`."""
+    return Net().double(), _batch(0)
+
+
+def _batch(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(BATCH, 8, generator=generator, dtype=torch.float64)
+    return x, torch.randn(BATCH, 4, generator=generator, dtype=torch.float64)
+
+
+def data() -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches, and the fault that the environment asks for on this rank of this start."""
+    start, rank = os.environ.get("MESHWRIGHT_STARTED", "0"), os.environ.get("RANK", "0")
+    fault = FAULTS.get(os.environ.get(FAULT, ""))
+    for number in range(10**6):
+        x, y = _batch(number)
+        if fault and number == AT and (int(start), int(rank)) in fault.places:
+            happened = Path(os.environ[WHERE], "happened")
+            if not happened.exists():
+                happened.write_text(str(time.time()))
+            fault.act(x)
+        yield x, y
+
+
+# Faults: what a rank does to itself.
+
+
+def _raise(x: Tensor) -> None:
+    raise ArithmeticError("the seventh seal")
+
+
+def _raise_in_step(x: Tensor) -> None:
+    thread = ctypes.c_ulong(threading.get_ident())
+    raising = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    threading.Timer(_LAST_S, raising, (thread, ctypes.py_object(ArithmeticError))).start()
+
+
+def _raise_in_handler(x: Tensor) -> None:
+    def handler(number: int, frame: object) -> None:
+        raise ArithmeticError("in a handler")
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, _LAST_S)
+
+
+def _segfault(x: Tensor) -> None:
+    ctypes.string_at(0)
+
+
+def _hold_interpreter(x: Tensor) -> None:
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def _signal(name: str) -> Callable[[Tensor], None]:
+    return lambda x: os.kill(os.getpid(), signal.Signals[name])
+
+
+def _hang(x: Tensor) -> None:
+    time.sleep(1000)
+
+
+def _leave(x: Tensor) -> None:
+    os._exit(0)
+
+
+def _abort_group(x: Tensor) -> None:
+    dist.destroy_process_group()
+
+
+def _nan(x: Tensor) -> None:
+    x[3, 2] = float("nan")
+
+
+def _kill_while_saving(x: Tensor) -> None:
+    from meshwright.runtime.checkpoint import parts
+
+    def half(boxes: object, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    parts.write = half  # type: ignore[assignment]
+
+
+def _no_room(x: Tensor) -> None:
+    from meshwright.runtime.checkpoint import parts
+
+    def full(boxes: object, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    parts.write = full  # type: ignore[assignment]
+
+
+def _damage(x: Tensor) -> None:
+    """The newest checkpoint, and then this rank dies."""
+    folder = Path(os.environ[WHERE]) / "saved"
+    newest = folder / (folder / "latest").read_text().strip()
+    content = bytearray((newest / "part-00000.safetensors").read_bytes())
+    content[-5] ^= 1
+    (newest / "part-00000.safetensors").write_bytes(content)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_all(x: Tensor) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind."""
+
+    act: Callable[[Tensor], None]
+    cause: str
+    """Of the text that names the cause."""
+    places: frozenset[tuple[int, int]] = frozenset({(0, 1)})
+    """Start and rank."""
+    code: int = 0
+    """Of the run in the end."""
+    more: tuple[str, ...] = ()
+    """Options of `meshwright run`."""
+    exact: bool = True
+    """Whether all steps are taken, and have the losses of a run without a fault."""
+
+
+def _at(*places: tuple[int, int]) -> frozenset[tuple[int, int]]:
+    return frozenset(places)
+
+
+_KILLED = "rank 1 was killed by SIGKILL, in step 6"
+_EVERYONE = _at(*((0, rank) for rank in range(RANKS)))
+FAULTS: Mapping[str, Fault] = {
+    "none": Fault(lambda x: None, ""),
+    "exception": Fault(_raise, "rank 1, outside a step: ArithmeticError('the seventh seal')"),
+    "exception in the step": Fault(_raise_in_step, "ArithmeticError"),
+    "exception in a handler": Fault(_raise_in_handler, "in a handler"),
+    "the same exception twice": Fault(
+        _raise, "the seventh seal", _at((0, 1), (1, 1)), code=70, exact=False),
+    "abort": Fault(lambda x: os.abort(), "rank 1 was killed by SIGABRT, in step 6"),
+    "segfault": Fault(_segfault, "rank 1 was killed by SIGSEGV, in step 6"),
+    "killed": Fault(_signal("SIGKILL"), _KILLED),
+    "killed rank 0": Fault(
+        _signal("SIGKILL"), "rank 0 was killed by SIGKILL, in step 6", _at((0, 0))),
+    "killed two": Fault(
+        _signal("SIGKILL"), "(and rank 2 by SIGKILL)", _at((0, 1), (0, 2))),
+    "killed twice": Fault(_signal("SIGKILL"), _KILLED, _at((0, 1), (1, 1))),
+    "killed while saving": Fault(_kill_while_saving, "rank 1 was killed by SIGKILL, in step"),
+    "killed, newest damaged": Fault(_damage, _KILLED),
+    "killed all": Fault(_kill_all, "", code=137),
+    "SIGTERM to a rank": Fault(_signal("SIGTERM"), ""),
+    "SIGINT to a rank": Fault(_signal("SIGINT"), ""),
+    "stopped": Fault(_signal("SIGSTOP"), "rank 1 died or was stopped, in step 6"),
+    "interpreter held": Fault(_hold_interpreter, "rank 1 died or was stopped, in step 6"),
+    "hang in a loader": Fault(
+        _hang, "rank 1, outside a step, after step 5: no progress", more=("--hang", "5")),
+    "left with 0": Fault(_leave, "rank 1"),
+    "group destroyed": Fault(_abort_group, "rank 1"),
+    "disk full": Fault(_no_room, "No space left on device", code=4, exact=False),
+    "NaN, stop": Fault(_nan, "step 6: the loss is nan", _EVERYONE, code=4, exact=False),
+    "NaN, skip": Fault(
+        _nan, "", _EVERYONE, more=("--on-nonfinite", "skip"), exact=False),
+    "NaN, back": Fault(
+        _nan, "", _EVERYONE, more=("--on-nonfinite", "back"), exact=False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a run with a fault."""
+
+    name: str
+    code: int
+    causes: tuple[str, ...]
+    detected_s: float | None
+    """From the fault until the ranks had ended."""
+    again_s: float | None
+    """From the fault until a step was taken after it."""
+    losses: Mapping[int, float]
+    ranks: tuple[int, ...]
+    """Of each start."""
+    said: str
+
+    def wrong(self, wanted: Mapping[int, float]) -> str:
+        """What is not as it should be; nothing if all is."""
+        fault = FAULTS[self.name]
+        if self.code != fault.code:
+            return f"exit code {self.code}, not {fault.code}"
+        if fault.cause not in " ".join((*self.causes, self.said)):
+            return f"{fault.cause!r} is not named"
+        if fault.exact:
+            if self.losses.keys() != wanted.keys():
+                return f"steps {sorted(self.losses)}"
+            off = [s for s, x in wanted.items() if not isclose(x, self.losses[s], rel_tol=1e-10)]
+            if off:
+                return f"losses of steps {off} differ"
+        return ""
+
+
+def plan_file(folder: Path) -> Path:
+    """Searches the plan of all runs."""
+    path = folder / "plan.json"
+    command = [sys.executable, "-m", "meshwright", "search", f"{__spec__.name}:model", "--json"]
+    command += ["-c", f"local:{RANKS}", "-b", str(BATCH), "--precision", "fp64"]
+    command += ["--pin", f"dp_shard={RANKS}", "-o", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def outcome(name: str, plan: Path) -> Outcome:
+    """Runs with the fault of that name; again, if all of it was killed."""
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        own = os.environ | {FAULT: name, WHERE: where, "MESHWRIGHT_CHECK": "0"}
+        module = __spec__.name
+        command = [sys.executable, "-m", "meshwright", "run", str(plan), f"{module}:model"]
+        command += ["--data", f"{module}:data", "--steps", str(STEPS), "-o", str(folder / "run")]
+        command += ["--save", str(folder / "saved"), "--save-every", "2", "--keep", "3"]
+        command += ["--elastic", "--no-trace", "--resume", *FAULTS[name].more]
+        done = subprocess.run(
+            command, env=own, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        code, said = done.returncode if done.returncode >= 0 else 128 - done.returncode, done.stderr
+        if FAULTS[name].act is _kill_all:
+            at = command.index("-o") + 1
+            again = [*command[:at], str(folder / "run2"), *command[at + 1 :]]
+            subprocess.run(
+                again, env=own | {FAULT: ""}, capture_output=True, timeout=LIMIT_S, check=False
+            )
+        return _read(name, code, said, folder)
+
+
+def _read(name: str, code: int, said: str, folder: Path) -> Outcome:
+    happened = folder / "happened"
+    at = float(happened.read_text()) if happened.exists() else None
+    journal = [
+        json.loads(line)
+        for path in sorted(folder.glob("run*/elastic.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    losses, again = {}, None
+    for path in sorted(folder.glob("run*/start-*/metrics.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            losses[row["step"]] = row["loss_metrics/global_avg_loss"]
+            later = at is not None and row["time"] > at and path.parent.name != "start-0"
+            if later and again is None:
+                again = row["time"] - (at or 0.0)
+    ends = [line for line in journal if line["what"] == "end"]
+    detected = [line["time"] - at for line in ends if at is not None and line["time"] > at]
+    return Outcome(
+        name, code, tuple(line["cause"] for line in ends if line["cause"]),
+        detected[0] if detected and ends[0]["cause"] else None, again, losses,
+        tuple(line["ranks"] for line in journal if line["what"] == "start"), said,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """0 if every fault ended as it should."""
+    parser = argparse.ArgumentParser("python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("words", nargs="*")
+    words = parser.parse_args().words
+    names = [n for n in FAULTS if not words or n == "none" or any(w in n for w in words)]
+    bad = 0
+    print("| " + " | ".join(_HEADS) + " |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_file(Path(folder))
+        wanted: Mapping[int, float] = {}
+        for name in names:
+            found = outcome(name, plan)
+            wanted = wanted or found.losses
+            wrong = found.wrong(wanted)
+            bad += bool(wrong)
+            print(_row(found, wrong), flush=True)
+    return int(bad > 0)
+
+
+_HEADS = ("fault", "ranks", "detected, s", "trains again, s", "exit", "cause named", "right")
+
+
+def _row(found: Outcome, wrong: str) -> str:
+    seconds = [f"{s:.1f}" if s is not None else "" for s in (found.detected_s, found.again_s)]
+    ranks = " → ".join(map(str, found.ranks))
+    cells = (found.name, ranks, *seconds, found.code, "; ".join(found.causes), wrong or "yes")
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

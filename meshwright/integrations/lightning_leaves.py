@@ -1,0 +1,69 @@
+"""A Lightning Trainer whose job is asked to end saves, and leaves with the code that asks for more.
+
+How often it saves besides is its `ModelCheckpoint`'s: `every_n_train_steps`, `train_time_interval`.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from meshwright.integrations.lightning import JobStrategy
+from meshwright.ir.comm.by_store import meet
+from meshwright.ir.errors import PlanError
+from meshwright.runtime.job.saver import Saver
+
+_NAME = re.compile(r"asked-[0-9]{8,18}\.ckpt")
+
+
+class JobLeaves(Callback):
+    """On SIGTERM, or SIGUSR1 ahead of a time limit, all ranks finish a step, the Trainer saves into
+    `folder`, and the process leaves by SystemExit with `exit_codes.RETRY`.
+
+    leaves = JobLeaves("checkpoints")
+    Trainer(strategy=JobStrategy(plan), callbacks=[leaves]).fit(module, ckpt_path=leaves.newest())
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._saver: Saver | None = None
+        self._trainer: Trainer | None = None
+
+    def newest(self) -> Path | None:
+        """What the job saved when it last left."""
+        found = (path for path in self.folder.glob("*.ckpt") if _NAME.fullmatch(path.name))
+        return max(found, default=None)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on signals are noted."""
+        job = getattr(trainer.strategy, "job", None)
+        if not isinstance(trainer.strategy, JobStrategy) or job is None:
+            raise PlanError("JobLeaves is for a Trainer with a JobStrategy")
+        self._trainer = trainer
+        self._saver = Saver(job, None, save=self._save).__enter__()
+
+    def _save(self) -> None:
+        """In one move: Lightning's file is never beside another step's weights."""
+        assert self._trainer is not None
+        path = self.folder / f"asked-{self._trainer.global_step:08d}.ckpt"
+        partial = path.with_suffix(".partial")
+        self._trainer.save_checkpoint(partial)
+        meet()
+        if self._trainer.is_global_zero:
+            partial.rename(path)
+        meet()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Asks after each optimizer step."""
+        assert self._saver is not None
+        if not self._saver.job.accumulated and self._saver.stepped():
+            trainer.should_stop = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Signals are the process's own again; SystemExit if the job leaves."""
+        if self._saver is not None:
+            saver, self._saver = self._saver, None
+            saver.__exit__(None, None, None)

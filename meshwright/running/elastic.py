@@ -1,0 +1,269 @@
+"""`meshwright run --elastic`: a job that goes on with what is left of its machine.
+
+One process starts the ranks and follows them. If one dies, hangs or is stopped, its device counts
+as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, with the
+same global batch, schedule and random numbers. So its losses are those of a job that never failed.
+A lost device is tried again after a while: the job saves, and goes on with it.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.arguments.targets import Target, cluster_of, load_target
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.remaining import without
+from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import seconds
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.running.ranks import JobEnd, Ranks, say_end
+from meshwright.running.verdict import judge
+from meshwright.runtime.job.compile import inputs_of
+from meshwright.runtime.world import children, launcher
+from meshwright.runtime.world.exit_codes import RETRY, STOP
+from meshwright.runtime.world.failure import FirstFailure
+
+JOURNAL = "elastic.jsonl"
+"""In the run directory: one line a start, with its plan, and one for how it ended."""
+RETRY_LOST_S = 600.0
+SEARCH_S = 10.0
+_NICE = 10
+"""Of the thread that searches ahead."""
+
+
+@dataclass
+class Replanner:
+    """Plans for what is left of a cluster, each searched once."""
+
+    plan: Plan
+    cluster: Cluster
+    target: Target
+    time_limit_s: float = SEARCH_S
+    _found: dict[str, Plan] = field(default_factory=dict)
+    _graph: Graph | None = None
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        check_elastic(self.plan, self.cluster)
+        self._found[self.cluster.fingerprint] = self.plan
+
+    def plan_without(self, lost: Sequence[int]) -> Plan:
+        """The plan for all but the devices of these ranks; Infeasible or PlanError if none is."""
+        left = without(self.cluster, lost)
+        with self._lock:
+            if left.fingerprint not in self._found:
+                self._found[left.fingerprint] = self._search(left)
+            return self._found[left.fingerprint]
+
+    def _search(self, left: Cluster) -> Plan:
+        pins = tuple(self.plan.constraints)
+        try:
+            found = self._with_pins(left, pins)
+        except (Infeasible, PlanError):
+            if not pins:
+                raise
+            # They were pinned for another number of devices.
+            found = self._with_pins(left, ())
+        if _trained(found) != _trained(self.plan):
+            raise PlanError(
+                f"for {left.name} only a plan was found that trains parameters in another way: pin "
+                "what is to be trained how, so that it holds on fewer devices"
+            )
+        return found
+
+    def _with_pins(self, left: Cluster, pins: Sequence[str]) -> Plan:
+        return search(
+            self.graph, left, optimizer=self.plan.optimizer, precision=self.plan.precision,
+            max_grad_norm=self.plan.max_grad_norm, constraints=pins,
+            objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
+        )  # fmt: skip
+
+    @property
+    def graph(self) -> Graph:
+        """The model's step, as ranks trace it."""
+        if self._graph is None:
+            plan, given = self.plan, self.target.example_inputs
+            self._graph = trace(
+                self.target.model, given if given is not None else inputs_of(plan),
+                self.target.loss_fn, global_batch_size=plan.global_batch_size,
+                kernels=plan.kernels, precision=plan.precision,
+            )  # fmt: skip
+        return self._graph
+
+    def search_ahead(self, lost: Sequence[int]) -> None:
+        """Beside training: finds the plan for one device less, whichever it will be."""
+        more = [r for r in range(self.cluster.num_devices) if r not in lost]
+        if len(more) > 1:
+            thread = threading.Thread(
+                target=self._ahead, args=((*lost, more[-1]),), name="search ahead", daemon=True
+            )
+            thread.start()
+
+    def _ahead(self, lost: Sequence[int]) -> None:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            self.plan_without(lost)
+        except MeshwrightError:
+            return  # said when it comes to that
+
+
+def check_elastic(plan: Plan, cluster: Cluster) -> None:
+    """PlanError for plans that a search alone would not find for other devices."""
+    if cluster.num_nodes > 1:
+        raise PlanError(
+            f"--elastic runs on one machine, and {cluster.name} has {cluster.num_nodes} nodes: "
+            "start the job under a launcher for several, such as torchrun --max-restarts, with "
+            "--save and --resume"
+        )
+    if plan.gives_up or plan.method is not None:
+        given_up = plan.gives_up[0] if plan.gives_up else f"method {plan.method}"
+        raise PlanError(
+            f"--elastic needs a plan that trains as one process does, or another number of devices "
+            f"trains differently; this one does not: {given_up}"
+        )
+    if plan.optimizer.startswith("tried "):
+        raise PlanError(
+            "--elastic: the plan's optimizer is your own, and a search knows only names"
+        )
+
+
+def _trained(plan: Plan) -> set[tuple[str, str]]:
+    """Which parameters are updated otherwise than by the plan's optimizer."""
+    return {
+        (path, choice.update)
+        for stage in plan.stages for path, choice in stage.by_parameter.items() if choice.update
+    }  # fmt: skip
+
+
+@dataclass
+class Supervisor:
+    """Starts a job's ranks again and again, until it is done or cannot go on."""
+
+    replanner: Replanner
+    output: Path
+    arguments: Sequence[str]
+    """Of `meshwright run PLAN`, after the plan."""
+    retry_lost_s: float = RETRY_LOST_S
+    started: int = 0
+    lost: dict[int, float] = field(default_factory=dict)
+    """Device -> when it may be tried again."""
+    times_lost: dict[int, int] = field(default_factory=dict)
+    failures: list[FirstFailure] = field(default_factory=list)
+
+    def run(self, asked: Sequence[int]) -> int:
+        """The exit code of the job; `asked` are signals that come between two starts."""
+        while not asked:
+            self._take_back()
+            began = time.monotonic()
+            try:
+                plan = self.replanner.plan_without(sorted(self.lost))
+            except MeshwrightError as error:
+                self._say(f"no plan for what is left: {error}")
+                return STOP
+            search_s = time.monotonic() - began
+            end = self._start(plan, search_s)
+            self.started += 1
+            say_end(end)
+            if end.asked_by:
+                return end.exit_code
+            if end.cause is None and not end.saved:
+                return end.exit_code
+            if end.cause is not None and (code := self._judged(end)) is not None:
+                return code
+        return RETRY  # the newest checkpoint has what was done
+
+    def _start(self, plan: Plan, search_s: float) -> JobEnd:
+        folder = self.output / f"start-{self.started}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "plan.json"
+        plan_io.save(plan, path)
+        slots = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
+        self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots, search_s=search_s)
+        self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
+                  f"(found in {seconds(search_s)})")  # fmt: skip
+        shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
+        # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
+        store = launcher.open_store()
+        with Ranks(plan.world_size, arguments, store, self.started, shown) as ranks:
+            self.replanner.search_ahead(sorted(self.lost))
+            again_at = min(self.lost.values(), default=float("inf"))
+            end = ranks.wait(max(0.0, again_at - time.monotonic()))
+        self._note(
+            "end", codes=[end.codes[rank] for rank in sorted(end.codes)],
+            cause=end.cause.text if end.cause else "", kind=end.cause.kind if end.cause else "",
+            step=end.cause.step if end.cause else None, detected_s=end.detected_s,
+            lost=[slots[rank] for rank in end.lost],
+        )  # fmt: skip
+        if end.lost:
+            self._lose([slots[rank] for rank in end.lost])
+        return end
+
+    def _judged(self, end: JobEnd) -> int | None:
+        """The exit code if the job is not started again."""
+        assert end.cause is not None
+        verdict = judge(end, self.failures)
+        self.failures.append(end.cause)
+        if verdict.again:
+            return None
+        self._say(f"not started again: {verdict.why}")
+        return verdict.exit_code
+
+    def _lose(self, devices: Sequence[int]) -> None:
+        """Devices that are lost again and again wait longer each time."""
+        for device in devices:
+            count = self.times_lost.get(device, 0)
+            self.times_lost[device] = count + 1
+            self.lost[device] = time.monotonic() + self.retry_lost_s * 2**count
+
+    def _take_back(self) -> None:
+        now = time.monotonic()
+        self.lost = {device: at for device, at in self.lost.items() if at > now}
+
+    def _note(self, what: str, **more: object) -> None:
+        line = {"what": what, "number": self.started, "time": time.time(), **more}
+        with (self.output / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _say(self, text: str) -> None:
+        print(f"meshwright: {text}", file=sys.stderr, flush=True)
+
+
+def _visible(slots: Sequence[int]) -> dict[str, str]:
+    """GPUs that ranks are to see: of those that this process sees, the ones that are left."""
+    known = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [known[slot] if slot < len(known) and known[slot] else str(slot) for slot in slots]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def run_elastic(
+    plan_file: Path,
+    target: str,
+    arguments: Sequence[str],
+    *,
+    output: Path | None,
+    cluster: str | None,
+    retry_lost_s: float,
+) -> int:
+    """Runs a job that survives the loss of devices; its exit code.
+
+    `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
+    """
+    plan = plan_io.load(plan_file)
+    output = output or Path("runs") / plan.hash[:12]
+    output.mkdir(parents=True, exist_ok=True)
+    replanner = Replanner(plan, cluster_of(plan, cluster), load_target(target, meta=True))
+    supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
+    with children.ending_signals() as asked:
+        return supervisor.run(asked)

@@ -1,0 +1,48 @@
+"""What becomes of a job that ended: whether it is started again, and without what."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.running.ranks import JobEnd
+from meshwright.runtime.world.exit_codes import STOP
+from meshwright.runtime.world.failure import FirstFailure
+
+_OWN_FAULT, _OTHERS_FAULT = 2, 3
+"""So many times at one step ends the job: an error that it raised, or whatever kills it there."""
+_REFUSALS = frozenset({2, 3, 4, 5})
+"""Exit codes of input that breaks a rule: it would break it again."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do after a failure."""
+
+    again: bool
+    why: str
+    exit_code: int = 0
+    """Where it is not started again."""
+
+
+def judge(end: JobEnd, before: Sequence[FirstFailure]) -> Verdict:
+    """Of a job that ended by a failure; `before` are those of its earlier starts, oldest first."""
+    cause = end.cause
+    assert cause is not None
+    code = end.codes.get(cause.rank, 1)
+    if code in _REFUSALS:
+        return Verdict(again=False, why="it would be refused again", exit_code=code)
+    same = [one for one in before if _alike(one, cause)]
+    own = cause.kind == "raised" or (cause.kind == "died" and cause.error in _CRASHES)
+    if len(same) + 1 >= (_OWN_FAULT if own else _OTHERS_FAULT):
+        times = len(same) + 1
+        why = f"the same at the same step, {times} times"
+        return Verdict(again=False, why=why, exit_code=STOP)
+    return Verdict(again=True, why="")
+
+
+_CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})
+"""Of signals, those that a program brings upon itself."""
+
+
+def _alike(one: FirstFailure, other: FirstFailure) -> bool:
+    """Whether both are one error at one step, on whatever rank."""
+    return (one.kind, one.step, one.error) == (other.kind, other.step, other.error)

@@ -1,0 +1,265 @@
+"""When a job saves, and how it goes on: one object for every loop.
+
+    with mw.Saver(job, "checkpoints", every="10m", keep=2) as saver:
+        for batch in saver.batches(loader):
+            job.step(batch)
+            saver.stepped()
+
+It goes on from the newest checkpoint of the folder, gives the batches that are left, writes
+checkpoints beside training, and when the process is asked to end (SIGTERM, or SIGUSR1 ahead of a
+time limit) all ranks finish one step, save and leave with the exit code `exit_codes.RETRY`.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from meshwright.ir.comm.by_store import from_first, meet
+from meshwright.ir.errors import NonFinite, PlanError
+from meshwright.ir.text.plain_text import shown
+from meshwright.runtime.checkpoint import folder as folders
+from meshwright.runtime.checkpoint.background import BackgroundWriter
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.world.agreement import Agreement
+from meshwright.runtime.world.children import GRACE_S
+from meshwright.runtime.world.exit_codes import RETRY
+from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
+
+LEAVE_S = GRACE_S - 5.0
+"""From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable of launchers: how often they have started this job again."""
+_SAVE, _LEAVE = "save", "leave"
+_INTERVAL = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|h)|([0-9]{1,12})")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class SaveInterval:
+    """How often a job saves: each so many steps, or seconds."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str | int) -> Self:
+        """`100` is steps; `90s`, `10m` and `2h` are time. PlanError for anything else."""
+        found = _INTERVAL.fullmatch(str(text).strip())
+        made = cls()
+        if found and found[3]:
+            made = cls(steps=int(found[3]))
+        elif found:
+            made = cls(seconds=float(found[1]) * _SECONDS[found[2]])
+        if made == cls():
+            raise PlanError(
+                f"every={shown(str(text))}: it must be a number of steps, such as 100, or a time "
+                "above 0, such as 90s, 10m or 2h"
+            )
+        return made
+
+
+class Saver:
+    """Decides when a job saves and leaves; every rank calls the same methods in the same order."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: str | Path | None,
+        *,
+        every: str | int | None = None,
+        keep: int = 1,
+        scheduler: Any = None,
+        resume: bool | None = None,
+        save: Callable[[], object] | None = None,
+        at_last: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Goes on from the newest checkpoint in `folder`, if there is one. `resume=False` refuses a
+        folder that has one; so does None, unless a launcher has started the job again.
+
+        `every` is a `SaveInterval`'s text; without it a checkpoint is written at the end and when
+        the job is asked to leave. `save` takes the place of writing into `folder`, for loops that
+        keep checkpoints of their own. `at_last` runs if the process has to leave within a step.
+        """
+        self.job, self._scheduler = job, scheduler
+        self._every = SaveInterval() if every is None else SaveInterval.parse(every)
+        world = job.plan.world_size
+        self._agreement = Agreement(world, late=job.records.late)
+        self._save, self._at_last = save, at_last
+        self._writer: BackgroundWriter | None = None
+        self._places: deque[tuple[int, Any]] = deque()
+        self.resumed = False
+        """Whether a checkpoint was loaded."""
+        self._folder = None if folder is None else Path(folder)
+        self._bad_step = -1
+        if folder is not None:
+            self._writer = BackgroundWriter(job.parts.rank, world, Path(folder), keep)
+            self.resumed = self._go_on(Path(folder), resume)
+        self._saved = job.state.step
+        self._since = time.monotonic()
+        self._asked: LeaveRequest | None = None
+        self._told = False
+        self._stack = ExitStack()
+        self.left = False
+        """Whether all ranks have saved to leave: the loop is to take no further step."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is saved, by this object or the loop it is in."""
+        return self._writer is not None or self._save is not None
+
+    @property
+    def asked_by(self) -> signal.Signals | None:
+        """The signal that asked this rank, or another one, to end; SIGTERM of others'."""
+        own = None if self._asked is None else self._asked.by
+        return own or (signal.SIGTERM if self.left else None)
+
+    def _go_on(self, folder: Path, resume: bool | None) -> bool:
+        if not from_first(os.path.lexists(folder / folders.LATEST)):
+            return False
+        if not (started_again() if resume is None else resume):
+            raise PlanError(
+                f"{folder} holds a checkpoint: go on from it with resume=True (--resume), or save "
+                "to another folder"
+            )
+        self.job.load(folder, self._scheduler)
+        return True
+
+    def batches(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yields what the job has not trained on of `source`, its global batches in their order,
+        until it is asked to leave.
+
+        A source with `state_dict` and `load_state_dict` is put where it was; of any other, the
+        batches that are done are read and dropped.
+        """
+        state = self.job.state
+        places: Any = source if hasattr(source, "load_state_dict") else None
+        if put := places is not None and state.data is not None:
+            places.load_state_dict(state.data)
+        reader, given, size = iter(source), state.samples, self.job.plan.global_batch_size
+        for _ in range(0 if put else given // size):
+            next(reader, None)
+        for batch in reader:
+            given += size
+            if places is not None:
+                self._places.append((given, places.state_dict()))
+            yield batch
+            if self.left:
+                return
+
+    def stepped(self) -> bool:
+        """After each step, and after the schedule's: saves if it is time. True: leave now."""
+        job, step = self.job, self.job.state.step
+        while self._places and self._places[0][0] <= job.state.samples:
+            job.state.data = self._places.popleft()[1]
+        self._check()
+        if self._asked is not None and self._asked.by is not None:
+            self._told = self._told or self._agreement.ask(step, _LEAVE)
+        elif self._is_late():
+            self._agreement.ask(step, _SAVE)
+        due = self._agreement.due(step)
+        if due or (self._every.steps and step % self._every.steps == 0):
+            self.save()
+        if due == _LEAVE:
+            self.left = True
+        elif job.parts.rank == 0 and due:
+            self._since = time.monotonic()
+        return self.left
+
+    def _is_late(self) -> bool:
+        """Whether rank 0's clock says that it is time."""
+        seconds = self._every.seconds
+        if not seconds or self.job.parts.rank != 0:
+            return False
+        return time.monotonic() - self._since > seconds
+
+    def save(self) -> None:
+        """Copies the job's state to the host and begins to write it; every rank calls it."""
+        job = self.job
+        if self._save is not None:
+            self._save()
+        elif self._writer is not None:
+            self._check()
+            self._writer.start(job.snapshot(self._scheduler))
+        self._saved = job.state.step
+
+    def _check(self) -> None:
+        if self._writer is not None:
+            with self.job.failures.guard():
+                self._writer.check()
+
+    def go_back(self, error: NonFinite) -> None:
+        """Of a job with `on_nonfinite="back"`, when a step raised: takes the newest checkpoint, and
+        goes on from the batch after this one. Raises the error again where there is no checkpoint,
+        or where that did not help: the furthest step is no further than the last time. Every rank
+        calls it."""
+        job = self.job
+        assert self._folder is not None and self._writer is not None
+        self._writer.wait()
+        known = from_first(os.path.lexists(self._folder / folders.LATEST))
+        if not known or job.state.step <= self._bad_step:
+            raise error
+        self._bad_step, samples, data = job.state.step, job.state.samples, job.state.data
+        job.load(self._folder, self._scheduler)
+        if job.parts.rank == 0:
+            text = f"meshwright: {error}. Going back to step {job.state.step}, without that batch"
+            print(text, file=sys.stderr, flush=True)
+        job.state.samples, job.state.data = samples, data
+
+    def finish(self) -> None:
+        """Saves the last step, and waits until all that was saved is written; every rank calls it
+        when it takes no more steps."""
+        if self._writer is not None:
+            if self._saved != self.job.state.step:
+                self.save()
+            with self.job.failures.guard():
+                self._writer.wait()
+                meet()
+
+    def __enter__(self) -> Self:
+        """From here on a signal to end is answered after a step."""
+        tell = self.job.failures.asked_to_end
+        self._asked = self._stack.enter_context(
+            leaving(tell, self._at_last, _leave_s() if self.saves else None)
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Finishes. SystemExit if the job leaves since it was asked to: with `RETRY`, or where it
+        saves nothing with 128 + the signal's number."""
+        with self._stack:
+            if error is None:
+                self.finish()
+        if error is None and self.left:
+            assert self.asked_by is not None
+            self.job.close()
+            raise SystemExit(RETRY if self.saves else 128 + self.asked_by)
+
+
+def started_again() -> bool:
+    """Whether a launcher, such as torchrun with --max-restarts, has started this job before."""
+    return int(os.environ.get(RESTARTS, "0") or 0) > 0
+
+
+def _leave_s() -> float:
+    text = os.environ.get(LEAVE, "")
+    try:
+        found = float(text or LEAVE_S)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e6:
+        raise PlanError(f"{LEAVE}={shown(text)} is not a number of seconds, such as {LEAVE_S:g}")
+    return found
