@@ -61,7 +61,7 @@ def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
         for x, sizes in zip(given_values, shares, strict=True)
     )
     return differentiated(
-        inputs, lambda *x: routed_experts(comm, *x, act="silu", axis="ep", experts=experts), grad
+        inputs, lambda *x: routed_experts(comm, *x[:3], gate_up=x[3], down=x[4], act="silu", axis="ep", experts=experts), grad
     )
 
 
@@ -167,7 +167,8 @@ def test_a_rank_alone_does_the_work_of_one_of_several() -> None:
     comm = Comm({"ep": FreeLine(2, 1)}, {"ep": 2}, {"ep": 1})
     hidden, _, weights, gate_up, down, _ = values(16, 4, index)
     made = routed_experts(
-        comm, hidden, index, weights, gate_up[2:], down[2:], "silu", "ep", (2, 2)
+        comm, hidden, index, weights, axis="ep", experts=(2, 2), gate_up=gate_up[2:],
+        down=down[2:], act="silu",
     )  # fmt: skip
     assert made.shape == hidden.shape and made.abs().sum(1).min() > 0
 
