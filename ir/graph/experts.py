@@ -7,7 +7,7 @@ none, and adds nothing: a rank can hold some of the experts, and a token can be 
 
 How the experts of a model differ is said as data: what is between their products is a text that
 names a file of `ir.gates`, biases and a gate of its own are tensors that may be missing, and how
-weights are stored is said in words (`Layout`).
+weights are stored is said in words (`ExpertForm`).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from meshwright.ir.graph.own_operators import LIBRARY
 Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
     "Tensor hidden, Tensor top_k_index, Tensor top_k_weights, Tensor gate_up, Tensor down, str act,"
-    " Tensor? up=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, str layout=''"
+    " Tensor? up=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, str form=''"
 )
 LIBRARY.define(f"experts({_ARGUMENTS}) -> Tensor")
 LIBRARY.define(f"experts_forward({_ARGUMENTS}) -> (Tensor, Tensor)")
@@ -34,7 +34,7 @@ LIBRARY.define(f"experts_backward(Tensor grad, Tensor product, {_ARGUMENTS}) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExpertForm:
     """How weights are stored, and where routing weights come in. Each field is a word of the text
     that the operator gets, such as `transposed_first interleaved`; without any, weights are
     [experts, out, in], all gates come before all that goes beside them, and outputs are scaled."""
@@ -53,16 +53,16 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def parse_layout(text: str) -> Layout:
-    """The layout of a text; PlanError for a word that is none."""
+def parse_form(text: str) -> ExpertForm:
+    """The form of a text; PlanError for a word that is none."""
     words = text.split()
     for word in words:
-        if word not in Layout.__slots__:
+        if word not in ExpertForm.__slots__:
             raise PlanError(
-                f"layout {text!r}: {word!r} is no word of it; nearest is "
-                f"{nearest(word, Layout.__slots__)!r} of {', '.join(Layout.__slots__)}"
+                f"form {text!r}: {word!r} is no word of it; nearest is "
+                f"{nearest(word, ExpertForm.__slots__)!r} of {', '.join(ExpertForm.__slots__)}"
             )
-    return Layout(**dict.fromkeys(words, True))
+    return ExpertForm(**dict.fromkeys(words, True))
 
 
 class Operands(NamedTuple):
@@ -86,18 +86,18 @@ class Operands(NamedTuple):
     """[E, 2I] or [E, I], as the first product has columns."""
     down_bias: torch.Tensor | None = None
     """[E, H]."""
-    layout: str = ""
+    form: str = ""
 
     @property
     def gated(self) -> bool:
         """Whether a gate multiplies what goes beside it."""
-        inner = self.down.shape[1 if parse_layout(self.layout).transposed_last else 2]
+        inner = self.down.shape[1 if parse_form(self.form).transposed_last else 2]
         return self.up is not None or self.columns == 2 * inner
 
     @property
     def columns(self) -> int:
         """Of the first product: 2I or I."""
-        dim = 2 if parse_layout(self.layout).transposed_first else 1
+        dim = 2 if parse_form(self.form).transposed_first else 1
         return sum(weight.shape[dim] for weight in self.firsts)
 
     @property
@@ -107,24 +107,24 @@ class Operands(NamedTuple):
 
     def first(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight of the first product as [E, in, out]."""
-        return weight if parse_layout(self.layout).transposed_first else weight.transpose(1, 2)
+        return weight if parse_form(self.form).transposed_first else weight.transpose(1, 2)
 
     def last(self) -> torch.Tensor:
         """The weight of the last product as [E, in, out]."""
-        return self.down if parse_layout(self.layout).transposed_last else self.down.transpose(1, 2)
+        return self.down if parse_form(self.form).transposed_last else self.down.transpose(1, 2)
 
     def parts(self, product: torch.Tensor) -> Tensors:
         """Of the first product or its gradient [pairs, columns]: gate and up, or all."""
         if not self.gated:
             return (product,)
-        if parse_layout(self.layout).interleaved:
+        if parse_form(self.form).interleaved:
             return product[:, ::2], product[:, 1::2]
         return product.chunk(2, dim=-1)
 
 
 def check_operands(given: Operands) -> None:
     """PlanError where shapes or texts do not make a layer of experts."""
-    layout, gate = parse_layout(given.layout), parse_gate(given.act)
+    form, gate = parse_form(given.form), parse_gate(given.act)
     hidden, index = given.hidden, given.top_k_index
     if hidden.ndim != 2 or index.ndim != 2 or index.shape != given.top_k_weights.shape:
         raise PlanError(
@@ -140,7 +140,7 @@ def check_operands(given: Operands) -> None:
     if not fits or hidden.shape[1] != width or given.columns not in legal:
         raise PlanError(
             f"experts: gate_up {_shape(given.gate_up)}, up {_shape(given.up)} and down "
-            f"{_shape(given.down)} with layout {given.layout!r} do not go with tokens of "
+            f"{_shape(given.down)} with form {given.form!r} do not go with tokens of "
             f"{hidden.shape[1]}; without words they are [experts, 2 * inner or inner, width], "
             "[experts, inner, width] and [experts, width, inner], and 'transposed_first' or "
             "'transposed_last' turns the last two dims"
@@ -150,7 +150,7 @@ def check_operands(given: Operands) -> None:
             raise PlanError(f"experts: a bias {_shape(bias)} must be [{count}, {columns}]")
     if (2 if given.gated else 1) not in gate.gate.parts:
         raise PlanError(f"experts: gate {given.act!r} needs a gate and what goes beside it")
-    if layout.interleaved and (given.up is not None or not given.gated):
+    if form.interleaved and (given.up is not None or not given.gated):
         raise PlanError("experts: only gate and up in one weight can be interleaved")
 
 
@@ -193,18 +193,18 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     expert; where all experts are, there are T*K pairs."""
     given = Operands(*inputs)
     check_operands(given)
-    layout = parse_layout(given.layout)
+    form = parse_form(given.form)
     dtype = _dtype(given.hidden)
     with torch.autocast(given.hidden.device.type, enabled=False):
         groups = _groups(given, dtype)
         x, scale = _rows(given, groups, dtype)
-        product = _first_product(given, x * scale if layout.scaled_input else x, groups)
+        product = _first_product(given, x * scale if form.scaled_input else x, groups)
         made = grouped(
             parse_gate(given.act).forward(given.parts(product)), given.last().to(dtype), groups
         )
         if given.down_bias is not None:
             made += groups.rows_of(given.down_bias.to(dtype))
-        if not layout.scaled_input:
+        if not form.scaled_input:
             made *= scale
         return groups.summed(made, given.hidden), product
 
@@ -212,7 +212,7 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     """Gradients of hidden, top_k_weights, and the weights and biases that there are, in order."""
     given = Operands(*inputs)
-    layout, gate = parse_layout(given.layout), parse_gate(given.act)
+    form, gate = parse_form(given.form), parse_gate(given.act)
     dtype = product.dtype
     groups = _groups(given, dtype)
     x, scale = _rows(given, groups, dtype)
@@ -220,7 +220,7 @@ def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) ->
     parts = given.parts(product)
     gated = gate.forward(parts)
     unscaled = grouped(incoming, given.last().to(dtype).transpose(1, 2), groups)
-    if layout.scaled_input:
+    if form.scaled_input:
         back, weighed = unscaled, incoming
     else:
         grad_scale = (unscaled * gated).sum(-1)
@@ -238,12 +238,12 @@ def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) ->
     for one in more:
         grad_x += one
     read = x
-    if layout.scaled_input:
+    if form.scaled_input:
         grad_scale = (grad_x * x).sum(-1)
         grad_x *= scale
         read = x * scale
     grads = [groups.summed(grad_x, given.hidden), groups.placed(grad_scale, given.top_k_weights)]
-    first, last = layout.transposed_first, layout.transposed_last
+    first, last = form.transposed_first, form.transposed_last
     made = [_outer(read, part, groups, first) for part in columns]
     found = [made[0], _outer(gated, weighed, groups, last), *made[1:]]
     if given.gate_up_bias is not None:

@@ -91,7 +91,9 @@ def groups_of(
     counts = torch.bincount(key, minlength=experts + 1)[:experts]
     if takes_kernel(index.device, dtype, widths) and picked < experts:
         ends = counts.cumsum(0, dtype=torch.int32)
-        return Groups(order // picked, order, owners.clamp(max=experts - 1), (), ends, picked, experts)
+        return Groups(
+            order // picked, order, owners.clamp(max=experts - 1), (), ends, picked, experts
+        )
     known = tuple(counts.tolist())
     here = sum(known)
     order = order[:here]

@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import ceil, gcd, prod
 
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.experts import parse_form
 from meshwright.ir.graph.gemm import Gemm
-from meshwright.ir.graph.experts import parse_layout
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.op_forms import (
@@ -32,20 +32,20 @@ def _rule(op: Op, graph: Graph) -> Rule | None:
     shapes = dict(zip(_names(op), input_shapes(op, graph), strict=True))
     if len(shapes["top_k_index"]) != 2:
         return None
-    layout = parse_layout(str(given(op, "layout", "")))
+    form = parse_form(str(given(op, "form", "")))
     _, *first = shapes["gate_up"]
-    inner = shapes["down"][1 if layout.transposed_last else 2]
-    sizes = {"two": first[1 if layout.transposed_first else 0] // inner, "i": inner}
+    inner = shapes["down"][1 if form.transposed_last else 2]
+    sizes = {"two": first[1 if form.transposed_first else 0] // inner, "i": inner}
     gates: tuple[str, ...] = ("i",)
     if sizes["two"] > 1:
-        gates = ("i", "two") if layout.interleaved else ("two", "i")
-    turned = layout.transposed_first
+        gates = ("i", "two") if form.interleaved else ("two", "i")
+    turned = form.transposed_first
     known: dict[str, Dims] = {
         "hidden": (("t",), ("h",)),
         "top_k_index": (("t",), ("k",)),
         "top_k_weights": (("t",), ("k",)),
         "gate_up": (("e",), ("h",), gates) if turned else (("e",), gates, ("h",)),
-        "down": (("e",), ("i",), ("h",)) if layout.transposed_last else (("e",), ("h",), ("i",)),
+        "down": (("e",), ("i",), ("h",)) if form.transposed_last else (("e",), ("h",), ("i",)),
         "up": (("e",), ("h",), ("i",)) if turned else (("e",), ("i",), ("h",)),
         "gate_up_bias": (("e",), gates),
         "down_bias": (("e",), ("h",)),

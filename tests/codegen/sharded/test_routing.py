@@ -61,7 +61,11 @@ def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
         for x, sizes in zip(given_values, shares, strict=True)
     )
     return differentiated(
-        inputs, lambda *x: routed_experts(comm, *x[:3], gate_up=x[3], down=x[4], act="silu", axis="ep", experts=experts), grad
+        inputs,
+        lambda *x: routed_experts(
+            comm, *x[:3], gate_up=x[3], down=x[4], act="silu", axis="ep", experts=experts
+        ),
+        grad,
     )
 
 
