@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from meshwright.ir.trace.annotate import replicate as replicate
     from meshwright.ir.trace.annotate import split as split
     from meshwright.ir.trace.annotate import stage as stage
+    from meshwright.ir.trace.declared import declare_experts as declare_experts
+    from meshwright.ir.trace.declared import experts_by as experts_by
+    from meshwright.ir.trace.declared import mix_experts as mix_experts
     from meshwright.ir.trace.trace import trace as trace
     from meshwright.planner.search.complete import complete as complete
     from meshwright.planner.search.options import SearchOptions as SearchOptions
@@ -68,6 +71,9 @@ _HOME = {
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
+    "declare_experts": "ir.trace.declared",
+    "experts_by": "ir.trace.declared",
+    "mix_experts": "ir.trace.declared",
     "load_adapter": "adapters.files",
     "measure_local": "profiling.measure_local",
     "merge": "adapters.adapting",

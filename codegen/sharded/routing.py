@@ -84,13 +84,13 @@ def routed_experts(
     hidden: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    act: str,
+    *,
     axis: str,
     experts: tuple[int, ...],
+    **given: Tensor | str | None,
 ) -> Tensor:
-    """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each."""
+    """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each;
+    `given`: the weights, and what else that operator takes."""
     held = spans(experts)
     owned = _owned(top_k_index, held)
     ranks = owned.nonzero()[:, 0]
@@ -102,5 +102,5 @@ def routed_experts(
     index = route.move(top_k_index[tokens] - first[ranks].unsqueeze(1))
     here = _moved(go(hidden, tokens, places), route)
     weights = _moved(go(top_k_weights, tokens, places), route)
-    made = torch.ops.meshwright.experts(here, index, weights, gate_up, down, act)
+    made = torch.ops.meshwright.experts(here, index, weights, **given)
     return home(_moved(made, route.back()).to(hidden.dtype), tokens, places)

@@ -203,14 +203,13 @@ def experts(
     hidden: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    act: str,
+    *,
     start: int,
+    **weights: Tensor | str | None,
 ) -> Tensor:
     """The rank's experts: an index outside them adds nothing, so the sum over the axes is all."""
     local = top_k_index - start
-    found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, gate_up, down, act)
+    found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, **weights)
     return found
 
 

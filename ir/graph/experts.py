@@ -1,166 +1,325 @@
 """Mixture-of-experts layer as one operator, `meshwright.experts`.
 
-Tokens are sorted by expert, so each expert is two matrix products over its run of tokens. Backward
-keeps the first product and takes the activation again. An index outside [0, experts) belongs to an
-expert that is not here and adds nothing, so a rank can hold some of the experts.
+Pairs of a token and an expert that it picked are sorted by expert once, so each product of all
+experts is a grouped one over runs of rows (`ir.graph.grouped`). Backward keeps the first product and
+takes the gate again. An index outside [0, experts) belongs to an expert that is not here, or to
+none, and adds nothing: a rank can hold some of the experts, and a token can be dropped.
+
+How the experts of a model differ is said as data: what is between their products is a text that
+names a file of `ir.gates`, biases and a gate of its own are tensors that may be missing, and how
+weights are stored is said in words (`ExpertForm`).
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional as F
 
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import nearest
+from meshwright.ir.gates import parse_gate
+from meshwright.ir.graph.grouped import Groups, grouped, grouped_outer, groups_of
 from meshwright.ir.graph.own_operators import LIBRARY
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
 Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
-    "Tensor hidden, Tensor top_k_index, Tensor top_k_weights, Tensor gate_up, Tensor down, str act"
+    "Tensor hidden, Tensor top_k_index, Tensor top_k_weights, Tensor gate_up, Tensor down, str act,"
+    " Tensor? up=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, str form=''"
 )
-# Not by autograd: inside an operator that someone watches (a dispatch mode) there is none.
-_DERIVATIVES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "silu": torch.ops.aten.silu_backward.default,
-    "swish": torch.ops.aten.silu_backward.default,
-    "gelu": torch.ops.aten.gelu_backward.default,
-    "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_backward.default, approximate="tanh"),
-    "relu": lambda grad, x: torch.ops.aten.threshold_backward.default(grad, x, 0),
-}
-"""(gradient of the activation's result, its operand) -> gradient of the operand."""
 LIBRARY.define(f"experts({_ARGUMENTS}) -> Tensor")
 LIBRARY.define(f"experts_forward({_ARGUMENTS}) -> (Tensor, Tensor)")
-LIBRARY.define(
-    f"experts_backward(Tensor grad, Tensor product, {_ARGUMENTS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
+LIBRARY.define(f"experts_backward(Tensor grad, Tensor product, {_ARGUMENTS}) -> Tensor[]")
 
 
-def _gated(product: torch.Tensor, act: str) -> torch.Tensor:
-    gate, up = product.chunk(2, dim=-1)
-    return ACTIVATIONS[act](gate) * up
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """How weights are stored, and where routing weights come in. Each field is a word of the text
+    that the operator gets, such as `transposed_first interleaved`; without any, weights are
+    [experts, out, in], all gates come before all that goes beside them, and outputs are scaled."""
+
+    transposed_first: bool = False
+    """`gate_up` and `up` are [E, in, out]."""
+    transposed_last: bool = False
+    """`down` is [E, in, out]."""
+    interleaved: bool = False
+    """Columns of the first product are gate 0, up 0, gate 1, up 1 and so on."""
+    scaled_input: bool = False
+    """Routing weights multiply what goes into an expert, not what comes out."""
+
+    def __str__(self) -> str:
+        return " ".join(name for name in self.__slots__ if getattr(self, name))
 
 
-def _ungated(product: torch.Tensor, grad: torch.Tensor, act: str) -> torch.Tensor:
-    """The gradient of `product`, from that of what `_gated` makes of it."""
-    gate, up = product.chunk(2, dim=-1)
-    back = _DERIVATIVES[act](grad * up, gate)
-    return torch.cat([back, grad * ACTIVATIONS[act](gate)], -1)
+@lru_cache(maxsize=64)
+def parse_form(text: str) -> ExpertForm:
+    """The form of a text; PlanError for a word that is none."""
+    words = text.split()
+    for word in words:
+        if word not in ExpertForm.__slots__:
+            raise PlanError(
+                f"form {text!r}: {word!r} is no word of it; nearest is "
+                f"{nearest(word, ExpertForm.__slots__)!r} of {', '.join(ExpertForm.__slots__)}"
+            )
+    return ExpertForm(**dict.fromkeys(words, True))
 
 
-def _runs(index: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """(token, expert) pairs by expert: their token, their flat position, pairs per expert."""
-    flat = index.reshape(-1)
-    here = (flat >= 0) & (flat < experts)
-    key = torch.where(here, flat, experts)
-    order = torch.argsort(key, stable=True)
-    counts = torch.bincount(key, minlength=experts + 1)[:experts].tolist()
-    order = order[: sum(counts)]
-    return order // index.shape[-1], order, counts
+class Operands(NamedTuple):
+    """What the operator is given: E experts of width H and inner width I, T tokens with K each."""
+
+    hidden: torch.Tensor
+    """[T, H]."""
+    top_k_index: torch.Tensor
+    """[T, K] whole numbers."""
+    top_k_weights: torch.Tensor
+    """[T, K]."""
+    gate_up: torch.Tensor
+    """[E, 2I, H] gate and up; [E, I, H] where there is no gate, or where `up` has the other."""
+    down: torch.Tensor
+    """[E, H, I]."""
+    act: str
+    """A gate of `ir.gates`."""
+    up: torch.Tensor | None = None
+    """[E, I, H]."""
+    gate_up_bias: torch.Tensor | None = None
+    """[E, 2I] or [E, I], as the first product has columns."""
+    down_bias: torch.Tensor | None = None
+    """[E, H]."""
+    form: str = ""
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate multiplies what goes beside it."""
+        inner = self.down.shape[1 if parse_form(self.form).transposed_last else 2]
+        return self.up is not None or self.columns == 2 * inner
+
+    @property
+    def columns(self) -> int:
+        """Of the first product: 2I or I."""
+        dim = 2 if parse_form(self.form).transposed_first else 1
+        return sum(weight.shape[dim] for weight in self.firsts)
+
+    @property
+    def firsts(self) -> Tensors:
+        """The weights of the first product, whose columns come one after the other."""
+        return (self.gate_up,) if self.up is None else (self.gate_up, self.up)
+
+    def first(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight of the first product as [E, in, out]."""
+        return weight if parse_form(self.form).transposed_first else weight.transpose(1, 2)
+
+    def last(self) -> torch.Tensor:
+        """The weight of the last product as [E, in, out]."""
+        return self.down if parse_form(self.form).transposed_last else self.down.transpose(1, 2)
+
+    def parts(self, product: torch.Tensor) -> Tensors:
+        """Of the first product or its gradient [pairs, columns]: gate and up, or all."""
+        if not self.gated:
+            return (product,)
+        if parse_form(self.form).interleaved:
+            return product[:, ::2], product[:, 1::2]
+        return product.chunk(2, dim=-1)
 
 
-def experts_forward(
-    hidden: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    act: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """hidden [T, H], index and weights [T, K], gate_up [E, 2I, H], down [E, H, I] -> [T, H].
+def check_operands(given: Operands) -> None:
+    """PlanError where shapes or texts do not make a layer of experts."""
+    form, gate = parse_form(given.form), parse_gate(given.act)
+    hidden, index = given.hidden, given.top_k_index
+    if hidden.ndim != 2 or index.ndim != 2 or index.shape != given.top_k_weights.shape:
+        raise PlanError(
+            f"experts: hidden {_shape(hidden)}, index {_shape(index)} and weights "
+            f"{_shape(given.top_k_weights)} must be [tokens, width] and twice [tokens, picked]"
+        )
+    count, width, inner = given.down.shape[0], *given.last().shape[:0:-1]
+    legal = (2 * inner,) if given.up is not None else (inner, 2 * inner)
+    fits = all(
+        given.first(weight).shape[:2] == (count, width) and weight.ndim == 3
+        for weight in given.firsts
+    )
+    if not fits or hidden.shape[1] != width or given.columns not in legal:
+        raise PlanError(
+            f"experts: gate_up {_shape(given.gate_up)}, up {_shape(given.up)} and down "
+            f"{_shape(given.down)} with form {given.form!r} do not go with tokens of "
+            f"{hidden.shape[1]}; without words they are [experts, 2 * inner or inner, width], "
+            "[experts, inner, width] and [experts, width, inner], and 'transposed_first' or "
+            "'transposed_last' turns the last two dims"
+        )
+    for bias, columns in ((given.gate_up_bias, given.columns), (given.down_bias, width)):
+        if bias is not None and bias.shape != (count, columns):
+            raise PlanError(f"experts: a bias {_shape(bias)} must be [{count}, {columns}]")
+    if (2 if given.gated else 1) not in gate.gate.parts:
+        raise PlanError(f"experts: gate {given.act!r} needs a gate and what goes beside it")
+    if form.interleaved and (given.up is not None or not given.gated):
+        raise PlanError("experts: only gate and up in one weight can be interleaved")
 
-    Also the first product [pairs, 2I] of the (token, expert) pairs that are here, by expert; where
-    all experts are, there are T*K pairs.
-    """
-    tokens, pairs, counts = _runs(top_k_index, gate_up.shape[0])
-    product = hidden.new_empty(len(pairs), gate_up.shape[1])
-    output = hidden.new_zeros(hidden.shape)
-    scale = top_k_weights.reshape(-1)[pairs].unsqueeze(-1).to(hidden.dtype)
-    start = 0
-    for expert, count in enumerate(counts):
-        run = slice(start, start + count)
-        product[run] = hidden[tokens[run]] @ gate_up[expert].T
-        result = _gated(product[run], act) @ down[expert].T
-        output.index_add_(0, tokens[run], result * scale[run])
-        start += count
-    return output, product
+
+def _shape(x: torch.Tensor | None) -> list[int] | None:
+    return None if x is None else list(x.shape)
 
 
-def experts_backward(
-    grad: torch.Tensor,
-    product: torch.Tensor,
-    hidden: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    act: str,
-) -> Tensors:
-    """Gradients of hidden, top_k_weights, gate_up and down."""
-    tokens, pairs, counts = _runs(top_k_index, gate_up.shape[0])
-    grad_hidden, grad_scale = torch.zeros_like(hidden), torch.zeros_like(top_k_weights)
-    grad_gate_up, grad_down = torch.zeros_like(gate_up), torch.zeros_like(down)
-    scale = top_k_weights.reshape(-1)[pairs].unsqueeze(-1).to(hidden.dtype)
-    start = 0
-    for expert, count in enumerate(counts):
-        run = slice(start, start + count)
-        start += count
-        gated = _gated(product[run], act)
-        incoming = grad[tokens[run]]
-        back = incoming @ down[expert]
-        grad_scale.view(-1)[pairs[run]] = (back * gated).sum(-1).to(grad_scale.dtype)
-        grad_first = _ungated(product[run], back * scale[run], act)
-        grad_down[expert] = (incoming * scale[run]).T @ gated
-        grad_gate_up[expert] = grad_first.T @ hidden[tokens[run]]
-        grad_hidden.index_add_(0, tokens[run], grad_first @ gate_up[expert])
-    return grad_hidden, grad_scale, grad_gate_up, grad_down
+def _dtype(hidden: torch.Tensor) -> torch.dtype:
+    """In which products are computed: what autocast says, or as tokens are."""
+    kind = hidden.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return hidden.dtype
+    found: torch.dtype = torch.get_autocast_dtype(kind)
+    return found
+
+
+def _first_product(given: Operands, x: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """[pairs, columns] of rows [pairs, H]."""
+    made = [grouped(x, given.first(weight).to(x.dtype), groups) for weight in given.firsts]
+    product = made[0] if len(made) == 1 else torch.cat(made, -1)
+    if given.gate_up_bias is not None:
+        product += groups.rows_of(given.gate_up_bias.to(x.dtype))
+    return product
+
+
+def _groups(given: Operands, dtype: torch.dtype) -> Groups:
+    inner = given.last().shape[1]
+    widths = (given.hidden.shape[1], inner, given.columns)
+    return groups_of(given.top_k_index, given.down.shape[0], dtype, widths)
+
+
+def _rows(given: Operands, groups: Groups, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [pairs, H] and routing weights [pairs, 1] of pairs."""
+    scale = groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
+    return given.hidden[groups.tokens].to(dtype), scale
+
+
+def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result [T, H], and the first product [pairs, columns] of the pairs that are here, by
+    expert; where all experts are, there are T*K pairs."""
+    given = Operands(*inputs)
+    check_operands(given)
+    form = parse_form(given.form)
+    dtype = _dtype(given.hidden)
+    with torch.autocast(given.hidden.device.type, enabled=False):
+        groups = _groups(given, dtype)
+        x, scale = _rows(given, groups, dtype)
+        product = _first_product(given, x * scale if form.scaled_input else x, groups)
+        made = grouped(
+            parse_gate(given.act).forward(given.parts(product)), given.last().to(dtype), groups
+        )
+        if given.down_bias is not None:
+            made += groups.rows_of(given.down_bias.to(dtype))
+        if not form.scaled_input:
+            made *= scale
+        return groups.summed(made, given.hidden), product
+
+
+def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
+    """Gradients of hidden, top_k_weights, and the weights and biases that there are, in order."""
+    given = Operands(*inputs)
+    form, gate = parse_form(given.form), parse_gate(given.act)
+    dtype = product.dtype
+    groups = _groups(given, dtype)
+    x, scale = _rows(given, groups, dtype)
+    incoming = grad.to(dtype)[groups.tokens]
+    parts = given.parts(product)
+    gated = gate.forward(parts)
+    unscaled = grouped(incoming, given.last().to(dtype).transpose(1, 2), groups)
+    if form.scaled_input:
+        back, weighed = unscaled, incoming
+    else:
+        grad_scale = (unscaled * gated).sum(-1)
+        if given.down_bias is not None:
+            grad_scale += (incoming * groups.rows_of(given.down_bias.to(dtype))).sum(-1)
+        back, weighed = unscaled * scale, incoming * scale
+    grad_product = torch.empty_like(product)
+    for target, part in zip(given.parts(grad_product), gate.backward(back, parts), strict=True):
+        target.copy_(part)
+    columns = _columns(given, grad_product)
+    grad_x, *more = (
+        grouped(part, given.first(weight).to(dtype).transpose(1, 2), groups)
+        for weight, part in zip(given.firsts, columns, strict=True)
+    )
+    for one in more:
+        grad_x += one
+    read = x
+    if form.scaled_input:
+        grad_scale = (grad_x * x).sum(-1)
+        grad_x *= scale
+        read = x * scale
+    grads = [groups.summed(grad_x, given.hidden), groups.placed(grad_scale, given.top_k_weights)]
+    first, last = form.transposed_first, form.transposed_last
+    made = [_outer(read, part, groups, first) for part in columns]
+    found = [made[0], _outer(gated, weighed, groups, last), *made[1:]]
+    if given.gate_up_bias is not None:
+        found.append(groups.sums_of(grad_product))
+    if given.down_bias is not None:
+        found.append(groups.sums_of(weighed))
+    return grads + [g.to(w.dtype) for g, w in zip(found, _trained(given), strict=True)]
+
+
+def _columns(given: Operands, product: torch.Tensor) -> Tensors:
+    """Of the gradient of the first product: what belongs to each of its weights."""
+    return (product,) if given.up is None else product.chunk(2, dim=-1)
+
+
+def _outer(left: torch.Tensor, right: torch.Tensor, groups: Groups, turned: bool) -> torch.Tensor:
+    """Gradient of a weight that multiplied rows `left`, from that of the result, as it is stored."""
+    return grouped_outer(left, right, groups) if turned else grouped_outer(right, left, groups)
+
+
+def _trained(given: Operands) -> Iterator[torch.Tensor]:
+    """Weights and biases that there are, in the order of the operator's arguments."""
+    several = (given.gate_up, given.down, given.up, given.gate_up_bias, given.down_bias)
+    yield from (x for x in several if x is not None)
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         output, product = torch.ops.meshwright.experts_forward(*inputs)
-        *tensors, ctx.act = inputs
-        ctx.save_for_backward(product, *tensors)
+        ctx.others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+        ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(product, *(inputs[i] for i in ctx.places))
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         product, *tensors = ctx.saved_tensors
-        hidden, scale, gate_up, down = torch.ops.meshwright.experts_backward(
-            grad, product, *tensors, ctx.act
-        )
-        return hidden, None, scale, gate_up, down, None
+        inputs, grads = list(ctx.others), [None] * len(ctx.others)
+        for place, tensor in zip(ctx.places, tensors, strict=True):
+            inputs[place] = tensor
+        made = torch.ops.meshwright.experts_backward(grad, product, *inputs)
+        trained = [place for place in ctx.places if Operands._fields[place] != "top_k_index"]
+        for place, one in zip(trained, made, strict=True):
+            grads[place] = one
+        return tuple(grads)
 
 
 def _first(*inputs: Any) -> torch.Tensor:
     return experts_forward(*inputs)[0]
 
 
-def _forward_shapes(
-    hidden: torch.Tensor, index: torch.Tensor, _: Any, gate_up: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(hidden), hidden.new_empty(index.numel(), gate_up.shape[1])
+def _shape_of_result(*inputs: Any) -> torch.Tensor:
+    check_operands(Operands(*inputs))
+    return torch.empty_like(inputs[0])
+
+
+def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = Operands(*inputs)
+    check_operands(given)
+    pairs = given.top_k_index.numel()
+    product = given.hidden.new_empty(pairs, given.columns, dtype=_dtype(given.hidden))
+    return torch.empty_like(given.hidden), product
+
+
+def _backward_shapes(grad: torch.Tensor, _: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
+    given = Operands(*inputs)
+    trained = (given.hidden, given.top_k_weights, *_trained(given))
+    return [torch.empty_like(x) for x in trained]
 
 
 LIBRARY.impl("experts", _Experts.apply, "Autograd")
 LIBRARY.impl("experts", _first, "CompositeExplicitAutograd")
-LIBRARY.impl("experts", lambda hidden, *_: torch.empty_like(hidden), "Meta")
+LIBRARY.impl("experts", _shape_of_result, "Meta")
 LIBRARY.impl("experts_forward", experts_forward, "CompositeExplicitAutograd")
 LIBRARY.impl("experts_forward", _forward_shapes, "Meta")
 LIBRARY.impl("experts_backward", experts_backward, "CompositeExplicitAutograd")
-LIBRARY.impl(
-    "experts_backward",
-    lambda grad, product, hidden, index, scale, gate_up, down, act: tuple(
-        torch.empty_like(t) for t in (hidden, scale, gate_up, down)
-    ),
-    "Meta",
-)
+LIBRARY.impl("experts_backward", _backward_shapes, "Meta")
 
 EXPERTS = torch.ops.meshwright.experts.default

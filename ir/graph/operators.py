@@ -8,7 +8,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import experts, float8, frequency, noise, quantised
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
-assert experts.ACTIVATIONS and float8.LINEARS and frequency.COUNT_ROWS and noise.NOISE
+assert experts.EXPERTS and float8.LINEARS and frequency.COUNT_ROWS and noise.NOISE
 assert quantised.NF4
 # Importing them makes their operators known.
 

@@ -3,11 +3,12 @@ and experts together, so that tokens travel."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, gcd
+from math import ceil, gcd, prod
 
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.experts import parse_form
 from meshwright.ir.graph.gemm import Gemm
-from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.op_forms import (
     index_of,
@@ -19,30 +20,46 @@ from meshwright.ir.graph.op_forms import (
     then,
 )
 from meshwright.ir.graph.op_site import Form, OpSite, Value
-from meshwright.ir.graph.rules import Rule, input_shapes, make_rule
+from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, Operands, copies_of
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:
-    """hidden[t, h] index[t, k] weights[t, k] gate_up[e, 2 i, h] down[e, h, i] -> [t, h]."""
-    _, index, _, gate_up, down = input_shapes(op, graph)[:5]
-    inner = down[2]
-    sizes = {"two": gate_up[1] // inner, "i": inner}
-    gates = ("two",) * (sizes["two"] > 1) + ("i",)
-    inputs = [
-        (("t",), ("h",)),
-        (("t",), ("k",)),
-        (("t",), ("k",)),
-        (("e",), gates, ("h",)),
-        (("e",), ("h",), ("i",)),
-    ]
-    whole = {"two", "h", "k"}
+    """hidden[t, h] index[t, k] weights[t, k] gate_up[e, 2 i, h] down[e, h, i] -> [t, h], and what
+    else there is: up[e, i, h], biases [e, 2 i] and [e, h]."""
+    shapes = dict(zip(_names(op), input_shapes(op, graph), strict=True))
+    if len(shapes["top_k_index"]) != 2:
+        return None
+    form = parse_form(str(given(op, "form", "")))
+    _, *first = shapes["gate_up"]
+    inner = shapes["down"][1 if form.transposed_last else 2]
+    sizes = {"two": first[1 if form.transposed_first else 0] // inner, "i": inner}
+    gates: tuple[str, ...] = ("i",)
+    if sizes["two"] > 1:
+        gates = ("i", "two") if form.interleaved else ("two", "i")
+    turned = form.transposed_first
+    known: dict[str, Dims] = {
+        "hidden": (("t",), ("h",)),
+        "top_k_index": (("t",), ("k",)),
+        "top_k_weights": (("t",), ("k",)),
+        "gate_up": (("e",), ("h",), gates) if turned else (("e",), gates, ("h",)),
+        "down": (("e",), ("i",), ("h",)) if form.transposed_last else (("e",), ("h",), ("i",)),
+        "up": (("e",), ("h",), ("i",)) if turned else (("e",), ("i",), ("h",)),
+        "gate_up_bias": (("e",), gates),
+        "down_bias": (("e",), ("h",)),
+    }
     return make_rule(
-        op, graph, inputs, [(("t",), ("h",))], sizes=sizes, whole=whole, plain="e",
-        together={"route": ("t", "e")}, loose="t",
-    ) if len(index) == 2 else None  # fmt: skip
+        op, graph, [known[name] for name in shapes], [(("t",), ("h",))], sizes=sizes,
+        whole={"two", "h", "k"}, plain="e", together={"route": ("t", "e")}, loose="t",
+        added=slots(op, "down_bias"),
+    )  # fmt: skip
+
+
+def _names(op: Op) -> list[str]:
+    """The arguments that are inputs, in order."""
+    return [name for name, arg in op.args if isinstance(arg, Ref)]
 
 
 def _own(site: OpSite, form: Form) -> Form:
@@ -66,10 +83,11 @@ def _routed(site: OpSite, form: Form) -> Form:
 
 
 def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
-    """Every token through its `k` experts: gate and up, then down."""
+    """Every token through its `k` experts: twice the values of an expert's matrices."""
     tokens, k = of(args.get("top_k_index"))
-    _, double, hidden = of(args.get("gate_up"))
-    return 2 * tokens * k * hidden * (double + double // 2)
+    weights = [of(args.get(name)) for name in ("gate_up", "down", "up")]
+    count = weights[0][0]
+    return 2 * tokens * k * sum(prod(shape) for shape in weights if shape) // max(1, count)
 
 
 def _messages(
@@ -105,17 +123,17 @@ def _copies(
 
 
 def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
-    """Gate and up in one product, then down, for each expert of this rank."""
-    whole = [shape for shape in shapes if len(shape) == 3]
-    if len(whole) != 2:
-        return ()
-    (count, double, hidden), inner = whole[0], whole[0][1] // 2
-    per_row = 2 * hidden * (double + inner)
+    """Gate and up in one product or two, then down, for each expert of this rank."""
+    first, down, *up = (shape for shape in shapes if len(shape) == 3)
+    width, count = shapes[0][-1], first[0]
+    per_row = 2 * sum(prod(shape) for shape in (first, down, *up)) // max(1, count)
     if not count * per_row:
         return ()
     rows = max(1, round(flops / per_row / count))
-    row = gcd(hidden, inner)
-    return Gemm(count, rows, double, hidden, row), Gemm(count, rows, hidden, inner, row)
+    columns, inner = (prod(shape[1:]) // width for shape in (first, down))
+    row = gcd(width, inner)
+    into = Gemm(count, rows, columns, width, row)
+    return (into,) * (1 + len(up)) + (Gemm(count, rows, width, inner, row),)
 
 
 FACTS = {

@@ -22,6 +22,7 @@ from meshwright.ir.precision import CopyTypes
 from meshwright.ir.text.plain_text import shown
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
+from meshwright.ir.trace.declared import use_declared
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hooks import check_hooks, no_gradient_hooks
@@ -114,7 +115,8 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
         # An LSTM puts its weights into a list again, which is no change.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "The tensor attribute")
-        if is_hf(step.model):
+        use_declared(step.model)
+        if has_hf_code(step.model):
             from meshwright.ir.trace import hf
 
             hf.prepare(step.model)
@@ -144,6 +146,11 @@ def is_hf(model: nn.Module) -> bool:
         for module in model.modules()
         for base in type(module).__mro__
     )
+
+
+def has_hf_code(model: nn.Module) -> bool:
+    """Whether any layer of the model is one of transformers, told without importing it."""
+    return any(type(module).__module__.startswith("transformers.") for module in model.modules())
 
 
 def resized(

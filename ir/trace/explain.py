@@ -61,7 +61,8 @@ def needs_values(where: str, line: str, operator: str) -> str:
     return (
         f"{where}: `{line}` needs the values of a tensor ({operator}), which are not known when "
         "a plan is made: use torch.where or masks in place of branches on values, and shapes or "
-        "config in place of values that are read"
+        "config in place of values that are read; a layer that loops over experts is declared by "
+        "meshwright.declare_experts(layer, forward), see docs/experts.md"
     )
 
 

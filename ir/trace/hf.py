@@ -11,22 +11,18 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import masking_utils
 from transformers.integrations import moe
 
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.trace.hf_experts import common_experts, set_up
 
 _IMPLEMENTATION = "meshwright"
-_ACTIVATIONS = {
-    "SiLU": "silu", "SiLUActivation": "silu", "ReLU": "relu", "GELUActivation": "gelu",
-    "GELUTanh": "gelu_pytorch_tanh",
-}  # fmt: skip
 
 
 def prepare(copy: nn.Module) -> None:
     """Set a (copied) model up: no key-value caches, experts as one operator; nested configs too."""
+    set_up(copy)
     seen: set[int] = set()
     for module in copy.modules():
         for config in _configs(getattr(module, "config", None), seen):
@@ -54,7 +50,7 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     original, eager = masks["sdpa"], masks["eager"]
     masks["sdpa"] = _leave_to_kernel(original)
     masks["eager"] = partial(_by_broadcasting, eager)
-    implementations[_IMPLEMENTATION] = _experts
+    implementations[_IMPLEMENTATION] = common_experts
     if "position_ids" not in input_names:
         # Positions that the model counts itself never tell of packed sequences.
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
@@ -98,18 +94,3 @@ def _of_library(given: Any) -> bool:
         return not callable(given)
     inner = (cell.cell_contents for cell in given.__closure__ or ())
     return given.__module__.startswith("transformers.") and all(map(_of_library, inner))
-
-
-def _experts(
-    self: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    """The expert layer as one operator if it is of the common form, else as batched products."""
-    act = _ACTIVATIONS.get(type(getattr(self, "act_fn", None)).__name__)
-    odd = self.has_bias or self.is_transposed or not self.has_gate or not self.is_concatenated
-    odd = odd or getattr(self, "has_post_expert_norm", False)
-    if odd or act is None or type(self)._apply_gate is not moe._default_apply_gate:
-        return moe.batched_mm_experts_forward(self, hidden, top_k_index, top_k_weights)
-    result: torch.Tensor = EXPERTS(
-        hidden, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, act
-    )
-    return result

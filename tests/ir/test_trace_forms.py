@@ -28,7 +28,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
@@ -254,21 +253,6 @@ def test_own_inputs_of_hugging_face_models(
     graph = trace(model(config), global_batch_size=6)
     found = zip(graph.input_names, graph.inputs, strict=True)
     assert {key: graph.tensors[name].shape for key, name in found} == inputs
-
-
-def test_experts_have_the_gradients_of_their_formula() -> None:
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
-    hidden, scale, gate_up, down = draw(7, 4), draw(7, 2).abs(), draw(3, 6, 4), draw(3, 4, 3)
-    index = torch.stack([torch.randperm(3, generator=generator)[:2] for _ in range(7)])
-    inputs = [t.requires_grad_() for t in (hidden, scale, gate_up, down)]
-    run = lambda h, s, g, d: EXPERTS(h, index, s, g, d, "silu")  # noqa: E731
-    assert torch.autograd.gradcheck(run, inputs)
-    halves = (
-        EXPERTS(hidden, index, scale, gate_up[:2], down[:2], "silu"),
-        EXPERTS(hidden, index - 2, scale, gate_up[2:], down[2:], "silu"),
-    )
-    torch.testing.assert_close(halves[0] + halves[1], run(*inputs))
 
 
 class Tower(nn.Module):

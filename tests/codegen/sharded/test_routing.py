@@ -9,6 +9,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.experts import ExpertForm
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
@@ -61,7 +62,11 @@ def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
         for x, sizes in zip(given_values, shares, strict=True)
     )
     return differentiated(
-        inputs, lambda *x: routed_experts(comm, *x, act="silu", axis="ep", experts=experts), grad
+        inputs,
+        lambda *x: routed_experts(
+            comm, *x[:3], gate_up=x[3], down=x[4], act="silu", axis="ep", experts=experts
+        ),
+        grad,
     )
 
 
@@ -103,6 +108,7 @@ def test_all_to_one() -> None:
     verify((3, 2, 0), (2, 2, 1), torch.full((5, 2), 4))
 
 
+EXPERTS = "meshwright.experts.default"
 INDEX = torch.tensor([[0, 1], [2, 3], [0, 3], [1, 0], [3, 1]])
 
 
@@ -139,7 +145,7 @@ def test_expected_traffic_is_that_of_balanced_routing() -> None:
         LocalOperand((32, 2), 512), LocalOperand((32, 2), 512),
         LocalOperand((4, 6, 4), 768), LocalOperand((4, 4, 3), 384),
     ]  # fmt: skip
-    op = Op("o", "o", "meshwright.experts.default", (), ("a", "b", "c", "d", "e"), ("f",), "")
+    op = Op("o", "o", EXPERTS, (), ("a", "b", "c", "d", "e"), ("f",), "")
     strategy = parse_strategy("S(0) S(0) S(0) S(0) S(0) -> S(0)")
     expected = inner_traffic(op, strategy, 2, operands, operands[:1])
     total = sum(m.nbytes * m.times for m in expected)
@@ -150,9 +156,7 @@ def test_expected_traffic_is_that_of_balanced_routing() -> None:
 def test_experts_over_one_axis_and_their_width_over_another() -> None:
     *tensors, _ = values(5, 4, INDEX)
     names = ("hidden", "top_k_index", "top_k_weights", "gate_up", "down")
-    case = Case(
-        "meshwright.experts.default", {**dict(zip(names, tensors, strict=True)), "act": "silu"}
-    )
+    case = Case(EXPERTS, {**dict(zip(names, tensors, strict=True)), "act": "silu"})
     tokens = "S(0) S(0) S(0) S(0) S(0) -> S(0)"
     check(case, {"ep": tokens}, {"ep": 3})
     width = "R|P R R|P S(1,outer=2) S(2) -> P"
@@ -161,13 +165,48 @@ def test_experts_over_one_axis_and_their_width_over_another() -> None:
         check(case, {"ep": tokens, "tp": tokens}, {"ep": 2, "tp": 2})
 
 
+def test_forms_of_experts_are_split_as_their_rule_says() -> None:
+    """Biases, matrices apart, turned and interleaved: every split, and two on two axes at once."""
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=F64, generator=generator)
+
+    hidden, weights, inner = draw(5, WIDTH), draw(5, 2), 6
+    named = {"hidden": hidden, "top_k_index": INDEX, "top_k_weights": weights}
+    turned = ExpertForm(transposed_first=True, interleaved=True, scaled_input=True)
+    apart = ExpertForm(transposed_last=True)
+    first, last = {"gate_up_bias": draw(4, 2 * inner)}, {"down_bias": draw(4, WIDTH)}
+    one = {"gate_up": draw(4, WIDTH, 2 * inner), "down": draw(4, WIDTH, inner), "act": "silu"}
+    two = {"gate_up": draw(4, inner, WIDTH), "down": draw(4, inner, WIDTH), "act": "relu"}
+    two["up"] = draw(4, inner, WIDTH)
+    # Every rank of a split width would add the last bias: that is summands, which come in parts.
+    cases = {
+        "R|P R R|P S(2,inner=2) S(2) S(1,inner=2) -> P": (one | {"up": None} | first, str(turned)),
+        "R|P R R|P S(1) S(1) S(1) S(1,outer=2) -> P": (two | first, str(apart)),
+    }
+    for width, (args, form) in cases.items():
+        narrow = Case(EXPERTS, named | args | {"down_bias": None, "form": form})
+        check(narrow, {"ep": width}, {"ep": 2})
+        tokens = " ".join([*["S(0)"] * len(narrow.tensors), "-> S(0)"])
+        check(narrow, {"ep": tokens, "tp": width}, {"ep": 2, "tp": 3})
+        case = Case(EXPERTS, named | args | last | {"form": form})
+        check(
+            case,
+            {"ep": " ".join(["R|P R R|P", *["S(0)"] * (len(case.tensors) - 3), "-> P"])},
+            {"ep": 2},
+        )
+        check(case, {"ep": tokens.replace(" ->", " S(0) ->")}, {"ep": 2})
+
+
 def test_a_rank_alone_does_the_work_of_one_of_several() -> None:
     """As profiling runs it: what others would send is like what this rank sends."""
     index = torch.tensor([(a, b) for a in range(4) for b in range(4)])
     comm = Comm({"ep": FreeLine(2, 1)}, {"ep": 2}, {"ep": 1})
     hidden, _, weights, gate_up, down, _ = values(16, 4, index)
     made = routed_experts(
-        comm, hidden, index, weights, gate_up[2:], down[2:], "silu", "ep", (2, 2)
+        comm, hidden, index, weights, axis="ep", experts=(2, 2), gate_up=gate_up[2:],
+        down=down[2:], act="silu",
     )  # fmt: skip
     assert made.shape == hidden.shape and made.abs().sum(1).min() > 0
 

@@ -1,0 +1,133 @@
+"""Products of runs of rows with a matrix each: rows of pairs of a token and an expert, by expert.
+
+On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device memory
+where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay at the
+end, hold anything, and are masked where rows are put together again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meshwright.ir.torch_private import GROUPED_MM
+
+_ALIGNED_BYTES = 16
+"""What rows and columns of the kernel's operands are multiples of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Pairs [pairs] in order of their experts."""
+
+    tokens: torch.Tensor
+    """Token of each pair."""
+    order: torch.Tensor
+    """Place of each pair among all of them, token by token."""
+    owners: torch.Tensor
+    """Expert of each pair that is here; any other number of theirs for the others."""
+    counts: tuple[int, ...]
+    """Pairs of each expert; empty where only the device knows."""
+    ends: torch.Tensor | None
+    """Where the run of each expert ends, as the kernel takes it."""
+    picked_each: int
+    """K of a token."""
+    experts: int
+
+    def picked(self, flat: torch.Tensor) -> torch.Tensor:
+        """Of a value of all T*K pairs: those of these rows."""
+        return flat[self.order]
+
+    def rows_of(self, values: torch.Tensor) -> torch.Tensor:
+        """[pairs, n] of a value of each expert [E, n]."""
+        return values[self.owners]
+
+    def sums_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[E, n]: rows [pairs, n] summed over each expert's run."""
+        made = rows.new_zeros(self.experts, rows.shape[1])
+        return made.index_add_(0, self.owners, self._here(rows))
+
+    def summed(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Rows [pairs, H] summed over the pairs of each token, as `like` [T, H]."""
+        rows = self._here(rows)
+        if self.picked_each * len(like) != len(rows):
+            return torch.zeros_like(like).index_add_(0, self.tokens, rows.to(like.dtype))
+        by_token = torch.empty_like(rows)
+        by_token[self.order] = rows
+        return by_token.view(len(like), self.picked_each, rows.shape[1]).sum(1).to(like.dtype)
+
+    def placed(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Values [pairs] where the pairs are in `like` [T, K]; 0 for pairs that are not here."""
+        made = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        made.view(-1)[self.order] = self._here(values).to(like.dtype)
+        return made
+
+    def _here(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows with zeros for pairs that are not here."""
+        if self.ends is None:
+            return rows
+        here = torch.arange(len(rows), device=rows.device) < self.ends[-1]
+        return torch.where(here.view(-1, *[1] * (rows.ndim - 1)), rows, 0)
+
+
+def takes_kernel(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...]) -> bool:
+    """Whether products of such rows are made by the kernel."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or GROUPED_MM is None:
+        return False
+    return all(width * dtype.itemsize % _ALIGNED_BYTES == 0 for width in widths)
+
+
+def groups_of(
+    index: torch.Tensor, experts: int, dtype: torch.dtype, widths: tuple[int, ...]
+) -> Groups:
+    """The pairs of an index [T, K], of which those outside [0, experts) are not here.
+
+    With more picked than there are experts, most pairs are not here, and the kernel would be given
+    their rows, too: so the device is waited for.
+    """
+    flat, picked = index.reshape(-1), index.shape[-1]
+    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    owners, order = torch.sort(key, stable=True)
+    counts = torch.bincount(key, minlength=experts + 1)[:experts]
+    if takes_kernel(index.device, dtype, widths) and picked < experts:
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return Groups(
+            order // picked, order, owners.clamp(max=experts - 1), (), ends, picked, experts
+        )
+    known = tuple(counts.tolist())
+    here = sum(known)
+    order = order[:here]
+    return Groups(order // picked, order, owners[:here], known, None, picked, experts)
+
+
+def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """[pairs, n] of rows [pairs, m] by each expert's matrix of [E, m, n]."""
+    if groups.ends is not None:
+        return _by_kernel(rows, weight, groups.ends)
+    made = rows.new_empty(len(rows), weight.shape[2])
+    start = 0
+    for expert, count in enumerate(groups.counts):
+        if count:
+            run = slice(start, start + count)
+            torch.mm(rows[run], weight[expert], out=made[run])
+        start += count
+    return made
+
+
+def grouped_outer(left: torch.Tensor, right: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """[E, m, n] of rows [pairs, m] and [pairs, n]: their product over each expert's run."""
+    if groups.ends is not None:
+        return _by_kernel(left.t(), right, groups.ends)
+    made = left.new_empty(groups.experts, left.shape[1], right.shape[1])
+    start = 0
+    for expert, count in enumerate(groups.counts):
+        run = slice(start, start + count)
+        torch.mm(left[run].t(), right[run], out=made[expert])
+        start += count
+    return made
+
+
+def _by_kernel(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    kernel: Any = GROUPED_MM
+    made: torch.Tensor = kernel(left, right, offs=ends)
+    return made

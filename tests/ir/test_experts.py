@@ -1,0 +1,132 @@
+"""The operator of experts: every gate and form against its formula, whatever makes the products."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.gates import gates, parse_gate, said
+from meshwright.ir.graph import grouped
+from meshwright.ir.graph.experts import EXPERTS, ExpertForm
+
+TOKENS, PICKED, EXPERT_COUNT, WIDTH, INNER = 7, 2, 3, 4, 8
+INDEX = torch.tensor([[0, 1], [2, 0], [-1, 2], [1, 1], [0, 2], [2, 1], [7, 0]])
+"""With pairs of experts that are none, and a token that picked one twice."""
+Given = dict[str, Tensor | str]
+
+
+def given(act: str, form: ExpertForm, *, gated: bool, apart: bool, biased: bool) -> Given:
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    columns = INNER * (2 if gated and not apart else 1)
+    first, last = (EXPERT_COUNT, columns, WIDTH), (EXPERT_COUNT, WIDTH, INNER)
+    turned = lambda shape, on: (shape[0], shape[2], shape[1]) if on else shape  # noqa: E731
+    found: Given = {
+        "hidden": draw(TOKENS, WIDTH), "top_k_weights": draw(TOKENS, PICKED),
+        "gate_up": draw(*turned(first, form.transposed_first)),
+        "down": draw(*turned(last, form.transposed_last)), "act": act, "form": str(form),
+    }  # fmt: skip
+    if apart:
+        found["up"] = draw(*turned(first, form.transposed_first))
+    if biased:
+        found["gate_up_bias"] = draw(EXPERT_COUNT, 2 * INNER if gated else INNER)
+        found["down_bias"] = draw(EXPERT_COUNT, WIDTH)
+    return found
+
+
+def by_formula(values: Given) -> Tensor:
+    """One token and one expert after the other."""
+    form = ExpertForm(**dict.fromkeys(str(values["form"]).split(), True))
+    rows = []
+    for token in range(TOKENS):
+        total = torch.zeros(WIDTH, dtype=torch.float64)
+        for place, expert in enumerate(INDEX[token].tolist()):
+            if not 0 <= expert < EXPERT_COUNT:
+                continue
+            x, scale = values["hidden"][token], values["top_k_weights"][token, place]
+            x = x * scale if form.scaled_input else x
+            product = torch.cat([
+                x @ (w if form.transposed_first else w.T)
+                for w in (values[n][expert] for n in ("gate_up", "up") if n in values)
+            ])  # fmt: skip
+            if "gate_up_bias" in values:
+                product = product + values["gate_up_bias"][expert]
+            parts = (product,)
+            if len(product) == 2 * INNER:
+                cut = (product[::2], product[1::2]) if form.interleaved else product.chunk(2)
+                parts = tuple(cut)
+            gated = parse_gate(str(values["act"])).forward(tuple(p[None] for p in parts))[0]
+            down = values["down"][expert]
+            made = gated @ (down if form.transposed_last else down.T)
+            made = made + values["down_bias"][expert] if "down_bias" in values else made
+            total = total + (made if form.scaled_input else made * scale)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def check(values: Given) -> None:
+    """Result and all gradients are those of the formula, whose gradients are autograd's."""
+    leaves = [x for x in values.values() if isinstance(x, Tensor)]
+    found, expected = EXPERTS(**values, top_k_index=INDEX), by_formula(values)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weighed = torch.linspace(-1, 2, found.numel(), dtype=torch.float64).view_as(found)
+    ours, theirs = (torch.autograd.grad((x * weighed).sum(), leaves) for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+NUMBERS = {"limit": 0.8, "alpha": 1.7, "gate_cap": 1.3, "up_cap": 0.9}
+FORMS = [
+    (ExpertForm(), True, False, True),
+    (ExpertForm(), True, True, True),
+    (ExpertForm(transposed_first=True, transposed_last=True, scaled_input=True), True, False, False),
+    (ExpertForm(transposed_first=True, interleaved=True), True, False, True),
+    (ExpertForm(transposed_last=True), True, True, False),
+    (ExpertForm(scaled_input=True), False, False, True),
+]  # fmt: skip
+"""Form, gated, gate apart, biased."""
+
+
+def test_every_gate_and_form() -> None:
+    for form, gated, apart, biased in FORMS:
+        check(given("silu", form, gated=gated, apart=apart, biased=biased))
+    for name, gate in gates():
+        text = said(name, {key: NUMBERS[key] for key in gate.settings})
+        for parts in gate.parts:
+            check(given(text, ExpertForm(), gated=parts == 2, apart=False, biased=False))
+
+
+def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of pairs that are not here hold anything in it, and come into nothing."""
+    for form, gated, apart, biased in FORMS:
+        values = given("silu", form, gated=gated, apart=apart, biased=biased)
+        results = []
+        for by_kernel in (False, True):
+            monkeypatch.setattr(grouped, "takes_kernel", lambda *_, by=by_kernel: by)
+            leaves = {
+                name: x.detach().float().requires_grad_() if isinstance(x, Tensor) else x
+                for name, x in values.items()
+            }
+            made = EXPERTS(**leaves, top_k_index=INDEX)
+            tensors = [x for x in leaves.values() if isinstance(x, Tensor)]
+            results.append((made, *torch.autograd.grad(made.sin().sum(), tensors)))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_layer_of_experts_is_refused() -> None:
+    whole = given("silu", ExpertForm(), gated=True, apart=False, biased=True)
+    wrong = {
+        "transposed_first": {"form": "transposed_fist"},
+        "limit=NUMBER": {"act": "clamped-silu"},
+        "nearest is 'silu'": {"act": "sillu"},
+        "it has none": {"act": "silu limit=2"},
+        "needs a gate": {"act": "steep-silu alpha=1 limit=1", "gate_up": whole["down"].mT,
+                         "gate_up_bias": None},
+        "inner": {"gate_up": whole["down"]},
+        "a bias": {"down_bias": whole["gate_up_bias"]},
+    }  # fmt: skip
+    for said_of_it, change in wrong.items():
+        with pytest.raises(PlanError, match=said_of_it):
+            EXPERTS(**(whole | change), top_k_index=INDEX)
