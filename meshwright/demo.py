@@ -28,6 +28,7 @@ from meshwright.ir.profile import measured
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.text.terminal import Terminal
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.search.search import search
 from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile
@@ -204,7 +205,10 @@ def main(options: DemoOptions) -> int:
     FOLDER.mkdir(exist_ok=True)
     console.rule("1. measure this machine, profile the model on it, and search")
     cluster = measure_local(RANKS)
-    graph = trace(build_model(), next(batches()), global_batch_size=BATCH)
+    kernels, wins = kernels_for([cluster])
+    graph = trace(
+        build_model(), next(batches()), global_batch_size=BATCH, kernels=kernels, wins=wins
+    )
     plan = search(
         graph, cluster, precision="fp32", optimizer="adamw", progress=not options.quiet,
         profile=measure_model(graph, cluster, options, console),

@@ -305,14 +305,14 @@ FACTS = {
         rule=along_last(1),
         flops=per_element(6),
         fused=True,
-        torch_passes=3.5,
+        torch_passes=4.5,
     ),
     "meshwright.add_rms_norm": OpFacts(
         op_class=OpClass.NORMALIZATION,
         rule=along_last(2),
         fused=True,
         backward="shared",
-        torch_passes=2.5,
+        torch_passes=3.5,
     ),
 }
 

@@ -75,7 +75,8 @@ class Style:
     """Layouts on model axes that it has, of those that `planner/inside/variants.py` names; empty:
     all."""
     kernels: str | tuple[str, ...] = "none"
-    """Fused kernels that it has, as `search` takes them, for a model that is yet to be traced."""
+    """Fused kernels that it has, as `search` takes them, for a model that is yet to be traced;
+    `auto`: where they are worth it."""
     pins: tuple[str, ...] = ZERO_ONLY
     """What it always does and has no choice of; a user's pins of the same decision go first."""
     memory: StackMemory = NOTHING_MORE

@@ -6,6 +6,7 @@ from meshwright.ir.styles import Style
 STYLE = Style(
     title="meshwright's runtime",
     libraries=2026,
+    kernels="auto",
     pins=(),
     memory=StackMemory(draws_again=True),
     reference="runtime/, and constraints.txt for the libraries",

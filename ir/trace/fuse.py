@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.costed import costed
-from meshwright.ir.graph.graph import Fusion, Kind, Missed, Op, Tensor
+from meshwright.ir.graph.graph import Fusion, Kind, Missed, Op, Ref, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.saved import call
 from meshwright.ir.kernels import check_kernels, is_placed, load
@@ -134,7 +134,8 @@ def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], list[Op], dict[str, Tenso
     names = [name or f"statistics_{i}" for i, name in enumerate(match.op.outputs)]
     after = [*match.before, replace(match.op, outputs=names)]
     fakes = raw.fakes | dict(zip(names, call(after[-1], raw.fakes), strict=True))
-    ops = costed(Raw([*match.replaced, *after], raw.tensors, fakes))
+    replaced = [op for op in match.replaced if not _changes_nothing(op, fakes)]
+    ops = costed(Raw([*replaced, *after], raw.tensors, fakes))
     tensors = {
         name: raw.tensors.get(name) or Tensor(
             name, tuple(fakes[name].shape), dtype_name(fakes[name].dtype), Kind.ACTIVATION,
@@ -144,6 +145,12 @@ def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], list[Op], dict[str, Tenso
         for op in ops for name in (*op.inputs, *op.outputs) if name
     }  # fmt: skip
     return ops[: -len(after)], ops[-len(after) :], tensors
+
+
+def _changes_nothing(op: RawOp, fakes: Mapping[str, Any]) -> bool:
+    """Whether it is a cast to what its operand is, which takes no time."""
+    read = op.args["self"] if op.name == CAST else None
+    return isinstance(read, Ref) and fakes[read.name].dtype == fakes[op.outputs[0]].dtype
 
 
 def _substitute(raw: Raw, places: Sequence[Match], inside: dict[int, Match]) -> None:

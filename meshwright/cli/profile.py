@@ -49,21 +49,25 @@ def command(
 ) -> None:
     """Measure this machine: blocks of a model, ops, collectives, memory."""
     from meshwright.ir.trace.trace import trace  # torch is loaded only where it is needed
+    from meshwright.planner.problem.kernels import kernels_for
     from meshwright.profiling.profiling import profile
 
-    graph = None
+    graph, machines = None, load_cluster(cluster)
     if target is not None:
         found = load_target(target, meta=True)
+        names, wins = kernels_for([machines])  # as a search will put them in
         graph = trace(
             found.model,
             found.example_inputs,
             found.loss_fn,
             global_batch_size=global_batch_size,
             precision=precision,
+            kernels=names,
+            wins=wins,
         )
     measured = profile(
         graph,
-        load_cluster(cluster),
+        machines,
         precision=precision,
         optimizer=optimizer,
         path=output,

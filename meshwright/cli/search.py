@@ -32,9 +32,10 @@ Batch = Annotated[
 ]
 Clip = Annotated[float | None, typer.Option(help="gradients are clipped to this global norm")]
 Kernels = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="fused kernels to put in: none, torch (its own), auto (if they pay), all or names"
+        help="fused kernels to put in: auto (if they pay; the default), none, torch (its own), all "
+        "or names; with --as by default those of that stack"
     ),
 ]
 Pins = Annotated[
@@ -96,7 +97,7 @@ def command(
     optimizer: str = "adamw",
     precision: str = USUAL,
     max_grad_norm: Clip = None,
-    kernels: Kernels = "none",
+    kernels: Kernels = None,
     style: As = "",
     searcher: str = "auto",
     constraints: Pins = None,

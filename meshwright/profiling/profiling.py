@@ -19,6 +19,7 @@ from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import open_store
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import Constraint, pinned
+from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.profiling.progress import ProfilingProgress
 from meshwright.profiling.ranks import RankRun
@@ -63,8 +64,9 @@ def profile(
     graph, asked = None, precision or USUAL_PRECISION
     if model_or_graph is not None:
         given = isinstance(model_or_graph, Graph)
+        names, wins = kernels_for([cluster])
         graph = model_or_graph if given else trace(
-            model_or_graph, example_inputs, loss_fn, precision=asked
+            model_or_graph, example_inputs, loss_fn, precision=asked, kernels=names, wins=wins
         )  # fmt: skip
         asked = precision_for(graph, precision)
     problem = _problem(graph, cluster, asked, optimizer, tuple(constraints))

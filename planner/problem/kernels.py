@@ -32,9 +32,14 @@ def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
     return check_kernels(tuple(name.strip() for name in given))
 
 
-def of_style(stack: str, given: str | Sequence[str] = NONE) -> str | Sequence[str]:
-    """The kernels that are asked for; where none are, those that the stack has."""
-    return style(stack).kernels if stack and given == NONE else given
+def kernels_for(
+    clusters: Sequence[Cluster], given: str | Sequence[str] | None = None, stack: str = ""
+) -> tuple[tuple[str, ...], Wins | None]:
+    """What `trace` takes as `kernels` and `wins` of a model that is meant for these clusters: the
+    kernels that are asked for or, where nothing is said (None), those that the stack has; ours has
+    those that the cost model says are worth it. PlanError for an unknown one."""
+    asked = style(stack).kernels if given is None else given
+    return asked_kernels(asked), worth(clusters) if asked == AUTO else None
 
 
 def worth(clusters: Sequence[Cluster]) -> Wins:

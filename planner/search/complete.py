@@ -13,7 +13,7 @@ from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.text.canonical import parse_json, read_text
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.problem.kernels import asked_kernels, of_style
+from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.handwritten import (
     Minimal,
@@ -67,10 +67,11 @@ def minimal_problem(
     batch = _batch(asked, global_batch_size, where)
     graph = model_or_graph
     if not isinstance(graph, Graph):
+        names, wins = kernels_for([cluster], stack=asked.settings.get("style", ""))
         graph = trace(
             model_or_graph, example_inputs, loss_fn, global_batch_size=batch,
             precision=asked.settings.get("precision", USUAL_PRECISION),
-            kernels=asked_kernels(of_style(asked.settings.get("style", ""))),
+            kernels=names, wins=wins,
         )  # fmt: skip
     elif batch not in (None, graph.batch_size):
         raise PlanError(

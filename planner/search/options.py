@@ -33,12 +33,14 @@ class SearchOptions:
     of which the optimizer steps float32 ones."""
     max_grad_norm: float | None = None
     """Gradients are clipped to this global norm."""
-    kernels: str | Sequence[str] = "none"
-    """Fused ones to put in where their patterns hold: `all`, names, `torch`, those that are its own
-    operators, or `auto`, those that the cost model says are worth it."""
+    kernels: str | Sequence[str] | None = None
+    """Fused ones to put in where their patterns hold: `auto`, those that the cost model says are
+    worth it on the clusters' devices, `all`, `none`, names, or `torch`, those that are its own
+    operators. None: those that the style's stack has, which are `auto` for our runtime; a graph
+    keeps what it was traced with."""
     style: str = ""
-    """The stack to price plans for, a file of `ir/styles` such as `megatron`, with its fused
-    kernels where none are named; empty: our runtime. Plans for others are exported, not run."""
+    """The stack to price plans for, a file of `ir/styles` such as `megatron`; empty: our runtime.
+    Plans for others are exported, not run."""
     searcher: str = "auto"
     constraints: Sequence[str | Constraint] = ()
     """Pins: `"tp=2"`, `"step<=1.2s"`."""

@@ -23,7 +23,7 @@ from meshwright.planner.bounds.bound import forget
 from meshwright.planner.pins.constraints import broken, pinned
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
-from meshwright.planner.problem.kernels import AUTO, asked_kernels, of_style, worth
+from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.node_order import in_one_order
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -88,9 +88,9 @@ def rank(
     measured, rows = asked.measured(), RowCounts.load(asked.rows)
     given = isinstance(model_or_graph, Graph)
     # A graph has what it was traced with.
-    names = asked_kernels(asked.kernels if given else of_style(asked.style, asked.kernels))
+    said = asked.kernels if asked.kernels is not None or not given else ()
+    names, wins = kernels_for(clusters, said, asked.style)
     precision = asked.precision or ("" if given else USUAL_PRECISION)
-    wins = worth(clusters) if asked.kernels == AUTO else None
 
     @cache
     def graph(batch: int | None) -> Graph:
