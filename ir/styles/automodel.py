@@ -13,6 +13,5 @@ STYLE = replace(
     libraries=2025,
     attention=NEMO.attention,
     kernels=("rms_norm", "swiglu", "rotary", "route"),
-    reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, "
-    "examples/llm_benchmark",
+    reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark",
 )
