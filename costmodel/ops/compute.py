@@ -109,8 +109,8 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         back = float(op.differentiable)
         return dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
-    if calls := calls_of(op):
-        return _one_after_the_other([formula(call, device) for call in calls])
+    if several := calls_of(op):
+        return _one_after_the_other([formula(call, device) for call in several])
     op = as_multiplied(op)
     scaled = is_scaled(op) and op.dtype != AS_IT_IS
     forward_s, input_s, own_s = scaling_s(op, device) if scaled else (0.0, 0.0, 0.0)

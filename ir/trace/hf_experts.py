@@ -119,7 +119,7 @@ def _longcat(
     """The last experts hand tokens on as they are."""
     count = self.num_routed_experts
     kept = (weights * (index >= count)).sum(-1, keepdim=True)
-    made = mix_experts(
+    made: torch.Tensor = mix_experts(
         hidden, index, weights, self.gate_up_proj[:count], self.down_proj,
         act=vars(self)[_GATE],
     )  # fmt: skip
