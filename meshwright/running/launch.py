@@ -109,6 +109,8 @@ def train(
         job.close()
         if rank == 0 and (saver.left or cut_off):
             _say_ended(saver, job, output)
+        elif rank == 0 and job.state.step < steps:
+            _say(f"the data ended after {job.state.step} of {steps} steps")
     if cut_off and saver.asked_by is not None:
         raise SystemExit(128 + saver.asked_by)
     if rank == 0:
@@ -128,11 +130,14 @@ def _saver(job: Job, saving: SavingChoice | None, at_last: Callable[[], None]) -
 def _say_ended(saver: Saver, job: Job, output: Path) -> None:
     assert saver.asked_by is not None
     saved = "; all of it is saved" * (saver.saves and saver.left)
-    print(
-        f"meshwright: ended by {saver.asked_by.name} after {job.state.step} steps; {output} "
-        f"holds what they took{saved}",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    _say(
+        f"ended by {saver.asked_by.name} after {job.state.step} steps; {output} holds what they "
+        f"took{saved}"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"meshwright: {text}", file=sys.stderr, flush=True)
 
 
 def _steps(
