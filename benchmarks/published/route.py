@@ -155,7 +155,9 @@ def precision_of(row: Row, stack: Stack) -> str:
     """The precision of ours that a row's words mean."""
     words = row.precision.lower()
     if "fp8" in words or "float8" in words:
-        return "fp8-rowwise" if "rowwise" in words else "fp8-tensorwise"
+        if "rowwise" in words:
+            return "fp8-rowwise"
+        return "fp8-tensorwise-sums" if stack.sums_half else "fp8-tensorwise"
     if "throughout" in words or stack.sums_half:
         return "bf16-sums"
     if "fp16" in words:

@@ -45,7 +45,8 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
     (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
     (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
-    (("nemo", "transformer engine", "megatron bridge"), Stack("nemo")),
+    # Recipes of NeMo and Megatron Bridge: grad_reduce_in_fp32 = False (llama31_llm_pretrain.py).
+    (("nemo", "transformer engine", "megatron bridge"), Stack("nemo", sums_half=True)),
     (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),
     (("megatron",), Stack("megatron-2022", flash=False, dropout=0.1)),
