@@ -201,6 +201,8 @@ class Ranks:
     def _killed(self, told: Store, by_signal: Mapping[int, int]) -> FirstFailure:
         """Of ranks that a signal ended; the others wait for them, so these say which step it is."""
         time.sleep(BEAT_S + _LOOK_S)
+        died = {r: -code for r, code in self.poll().items() if code < 0 and code != -SIGABRT}
+        by_signal = {**died, **by_signal}
         rank = min(by_signal)
         names = {r: Signals(n).name for r, n in by_signal.items()}
         others = ", ".join(f"rank {r} by {names[r]}" for r in sorted(names) if r != rank)
