@@ -79,7 +79,7 @@ def survival_findings(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     stage, nodes = next(iter(lost.items()))
     yield Finding(
         "survives",
-        f"not any node: stage {stage} has state that node {few(nodes)[1:-1]} alone holds, whose "
-        "loss takes the job back to its newest checkpoint",
+        f"not any node: stage {stage} has state that node {few(nodes)[1:-1]} alone holds: when "
+        "that is lost, only a checkpoint has it",
         "search(..., survives='any node')", "note",
     )  # fmt: skip
