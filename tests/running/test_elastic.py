@@ -103,7 +103,8 @@ def _failed(kind, step, error, code=1):
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")], True, 0),
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")] * 2, False, STOP),
         (_failed("hung", 5, ""), [("hung", 5, "")], True, 0),
-        (_failed("raised", 5, "PlanError: disk full", 4), [], False, 4),
+        (_failed("raised", 5, "exit code 2", 2), [], False, 2),
+        (_failed("raised", 5, "PlanError: disk full", -9), [], False, 4),
     ],
 )
 def test_the_same_again_is_the_end(end, before, again, code):
