@@ -204,7 +204,7 @@ FAULTS: Mapping[str, Fault] = {
     "interpreter held": Fault(_hold_interpreter, "rank 1 died or was stopped, in step 6"),
     "hang in a loader": Fault(
         _hang, "rank 1, outside a step, after step 5: no progress", more=("--hang", "5")),
-    "left with 0": Fault(_leave, "rank 1"),
+    "left with 0": Fault(_leave, "rank 1 left with exit code 0, in step 6"),
     "group destroyed": Fault(_abort_group, "rank 1"),
     "disk full": Fault(_no_room, "No space left on device", code=4, exact=False),
     "NaN, stop": Fault(_nan, "step 6: the loss is nan", _EVERYONE, code=4, exact=False),

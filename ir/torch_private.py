@@ -3,6 +3,7 @@
 Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -210,20 +211,37 @@ def store_of_launcher(timeout: timedelta) -> tuple[Any, int, int]:
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     prefixed: Any = c10d.PrefixStore
-    return prefixed("meshwright", store), rank, size
+    return prefixed(f"meshwright{_again()}", store), rank, size
+
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable of launchers: how often they have started this job again."""
+
+
+def _again() -> str:
+    """Differs where a launcher has started the job again: torchrun's store has what ranks wrote in
+    it before they died, and where they listened."""
+    count = os.environ.get(RESTARTS, "0") or "0"
+    return "" if count == "0" else f"-again-{count}"
+
+
+def _of_this_start(store: Any) -> Any:
+    prefixed: Any = c10d.PrefixStore
+    return prefixed(f"start{again}", store) if (again := _again()) else store
 
 
 def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
     store: Any = c10d._get_default_store()
-    return store.clone()
+    return _of_this_start(store.clone())
 
 
 def store_of(group: dist.ProcessGroup | None) -> tuple[Any, str]:
     """Returns the store through which a group's ranks met, or those of the job, and the name of
     the group, which its keys begin with."""
     found: Any = group or c10d._get_default_group()
-    return c10d._world.pg_map[found][1], "" if group is None else str(found.group_name)
+    store = _of_this_start(c10d._world.pg_map[found][1])
+    return store, "" if group is None else str(found.group_name)
 
 
 def member_group(ranks: Sequence[int], backend: str, name: str) -> dist.ProcessGroup:
@@ -240,7 +258,8 @@ def member_group(ranks: Sequence[int], backend: str, name: str) -> dist.ProcessG
     try:
         made = private._new_process_group_helper(
             len(ranks), list(ranks).index(world.rank()), list(ranks), dist.Backend(backend),
-            private._world.pg_map[world][1], name, timeout=private._get_default_timeout(backend),
+            private._world.pg_map[world][1], name + _again(),
+            timeout=private._get_default_timeout(backend),
         )  # fmt: skip
     finally:
         world.bound_device_id = bound

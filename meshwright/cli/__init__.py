@@ -4,7 +4,9 @@ A file has the function `command` and its `EXAMPLES`; its name is the command's,
 MESHWRIGHT_COMMANDS names folders with more.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
-4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
+4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan;
+70 the same failure came again, so that another try would be in vain; 75 the job was asked to end
+and has saved all: start it again and it goes on; 128 + n signal n ended it.
 """
 
 import ast

@@ -75,6 +75,11 @@ Rows = Annotated[
 ]
 
 
+Survives = Annotated[
+    str,
+    typer.Option(help="'any node' or 'any device': plans that lose no state with it"),
+]
+
 As = Annotated[
     str,
     typer.Option("--as", help="price plans as another stack runs them, such as megatron"),
@@ -105,6 +110,7 @@ def command(
     rows: Rows = None,
     memory_headroom: Headroom = 0.1,
     objective: Objective = "throughput",
+    survives: Survives = "",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,
     profile: Measured = None,

@@ -103,6 +103,7 @@ def train(
         except RuntimeError:
             if saver.asked_by is None or saver.left:
                 raise
+            saver.give_up()
             cut_off = True
             # Ranks that got a signal to end a moment before have left this one's step.
         recorder.write(rows)

@@ -189,7 +189,7 @@ class Ranks:
         until = time.monotonic() + (_CAUSE_S if failed else 0.0)
         while True:
             if found := first_failure(told):
-                return found
+                return self._left(told, found)
             if time.monotonic() >= until:
                 break
             time.sleep(_POLL_S)
@@ -198,9 +198,19 @@ class Ranks:
             return FirstFailure("raised", rank, self._step(told, rank), text, f"exit code {code}")
         return None
 
+    def _left(self, told: Store, found: FirstFailure) -> FirstFailure:
+        """Of a rank whose connection broke, since it left of its own accord."""
+        if found.kind != "died" or self.poll().get(found.rank) != 0:
+            return found
+        text = f"rank {found.rank} left with exit code 0{self._where(told, found.rank)}"
+        text += ", while others need it"
+        return FirstFailure("left", found.rank, self._step(told, found.rank), text)
+
     def _killed(self, told: Store, by_signal: Mapping[int, int]) -> FirstFailure:
         """Of ranks that a signal ended; the others wait for them, so these say which step it is."""
         time.sleep(BEAT_S + _LOOK_S)
+        died = {r: -code for r, code in self.poll().items() if code < 0 and code != -SIGABRT}
+        by_signal = {**died, **by_signal}
         rank = min(by_signal)
         names = {r: Signals(n).name for r, n in by_signal.items()}
         others = ", ".join(f"rank {r} by {names[r]}" for r in sorted(names) if r != rank)

@@ -10,7 +10,10 @@ from meshwright.runtime.world.failure import FirstFailure
 _OWN_FAULT, _OTHERS_FAULT = 2, 3
 """So many times at one step ends the job: an error that it raised, or whatever kills it there."""
 _REFUSALS = frozenset({2, 3, 4, 5})
-"""Exit codes of input that breaks a rule: it would break it again."""
+"""Exit codes of what breaks a rule: it would break it again."""
+_ERRORS = {3: ("Infeasible",), 4: ("PlanError", "NonFinite", "TraceError"),
+           5: ("MismatchError", "CheckFailed")}  # fmt: skip
+"""The errors that end with them."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,14 @@ def judge(end: JobEnd, before: Sequence[FirstFailure]) -> Verdict:
     """Of a job that ended by a failure; `before` are those of its earlier starts, oldest first."""
     cause = end.cause
     assert cause is not None
-    code = end.codes.get(cause.rank, 1)
-    if code in _REFUSALS:
-        return Verdict(again=False, why="it would be refused again", exit_code=code)
+    own = end.codes.get(cause.rank, 1)
+    refused = (
+        own
+        if own in _REFUSALS
+        else next((code for code, names in _ERRORS.items() if cause.error.startswith(names)), 0)
+    )
+    if refused:
+        return Verdict(again=False, why="it would be refused again", exit_code=refused)
     same = [one for one in before if _alike(one, cause)]
     own = cause.kind == "raised" or (cause.kind == "died" and cause.error in _CRASHES)
     if len(same) + 1 >= (_OWN_FAULT if own else _OTHERS_FAULT):

@@ -18,6 +18,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
+from meshwright.ir.plan.survival import survival_findings
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile import Profile
 from meshwright.planner.pins.known import in_order
@@ -76,6 +77,7 @@ def check_plan(
     if not any(f.severity == "error" for f in findings):
         findings += stepping_notes(plan)
         findings += owner_notes(plan, graph) if graph is not None else ()
+        findings += survival_findings(plan, cluster) if cluster is not None else ()
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal or plan.method:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))

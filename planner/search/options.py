@@ -10,6 +10,7 @@ from meshwright.forms.tried import Given
 from meshwright.forms.updates import USUAL
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
+from meshwright.ir.plan.survival import part_named
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.profile.row_counts import RowCounts
@@ -62,6 +63,9 @@ class SearchOptions:
     """What was measured of the clusters' machines, or the file that holds it."""
     tensorboard: Path | str | None = None
     """The folder where a searcher that trains (`dqn`) logs how that goes."""
+    survives: str = ""
+    """`any node` or `any device`: plans of whose state nothing is there alone, so that a loss takes
+    none of it. They are found among a few kinds, without a bound."""
     finalists: int = 1
     """So many plans of each cluster at most, the best one and those that are predicted to take
     little more: which of them is fastest only running them can say (`race`)."""
@@ -69,12 +73,22 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.time_limit_s <= 0:
             raise PlanError(f"time_limit_s is {self.time_limit_s}; it must be positive, such as 60")
+<<<<<<< HEAD
         if not 0 <= self.memory_headroom < 1:
             near = 0.0 if self.memory_headroom < 0 else 0.1
             raise PlanError(
                 f"memory_headroom is {self.memory_headroom}; it must be a share of memory, at "
                 f"least 0 and less than 1; nearest is {near:g}"
             )
+=======
+        if self.survives:
+            part_named(self.survives)
+            if self.objective != "throughput":
+                raise PlanError(
+                    f"survives={self.survives!r} and objective {self.objective!r}: of plans that "
+                    "survive the fastest is searched; nearest is objective 'throughput'"
+                )
+>>>>>>> goon
         if self.finalists < 1:
             raise PlanError(
                 f"finalists is {self.finalists}; it must be at least 1, the best plan alone"

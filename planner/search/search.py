@@ -14,6 +14,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Improvement
+from meshwright.ir.plan.survival import part_named
 from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.row_counts import RowCounts
@@ -43,6 +44,7 @@ from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.progress import ProgressLine
 from meshwright.planner.search.ranking import Ranking, rank_clusters
 from meshwright.planner.search.relieve import is_short, relieved, short_of
+from meshwright.planner.search.surviving import surviving
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 
@@ -102,10 +104,10 @@ def rank(
         _check_graph(model_or_graph, batch, names)
         return model_or_graph
 
-    def problem(cluster: Cluster, batch: int | None) -> Problem:
+    def problem(cluster: Cluster, batch: int | None, pins: Sequence[str] = ()) -> Problem:
         return make_problem(
             graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
-            max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
+            max_grad_norm=asked.max_grad_norm, constraints=(*asked.constraints, *pins),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
             profile=measured, style=asked.style, memory_headroom=asked.memory_headroom,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
@@ -117,10 +119,18 @@ def rank(
             _check_traceable(model_or_graph)
             at_batch = partial(problem, cluster)
             return (_largest(at_batch, first, asked.searcher, asked.time_limit_s),)
-        return search_finalists(
-            first, asked.searcher, asked.finalists, time_limit_s=asked.time_limit_s,
-            progress=asked.progress,
-        )  # fmt: skip
+
+        def solve_pinned(pins: Sequence[str], time_limit_s: float) -> tuple[Plan, ...]:
+            pinned_problem = problem(cluster, asked.global_batch_size, pins) if pins else first
+            return search_finalists(
+                pinned_problem, asked.searcher, asked.finalists, time_limit_s=time_limit_s,
+                progress=asked.progress,
+            )  # fmt: skip
+
+        if asked.survives:
+            part = part_named(asked.survives)
+            return surviving(solve_pinned, cluster, part, asked.time_limit_s)
+        return solve_pinned((), asked.time_limit_s)
 
     return rank_clusters(clusters, asked.objective, solve)
 

@@ -26,6 +26,7 @@ from typing import Any, Self
 from meshwright.ir.comm.by_store import from_first, meet
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.text.plain_text import shown
+from meshwright.ir.torch_private import RESTARTS
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
 from meshwright.runtime.job.job import Job
@@ -36,8 +37,6 @@ from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Environment variable of launchers: how often they have started this job again."""
 _SAVE, _LEAVE = "save", "leave"
 _INTERVAL = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|h)|([0-9]{1,12})")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -106,7 +105,7 @@ class Saver:
         self._saved = job.state.step
         self._since = time.monotonic()
         self._asked: LeaveRequest | None = None
-        self._told = False
+        self._told = self._given_up = False
         self._stack = ExitStack()
         self.left = False
         """Whether all ranks have saved to leave: the loop is to take no further step."""
@@ -166,11 +165,10 @@ class Saver:
         elif self._is_late():
             self._agreement.ask(step, _SAVE)
         due = self._agreement.due(step)
+        self.left = due == _LEAVE
         if due or (self._every.steps and step % self._every.steps == 0):
             self.save()
-        if due == _LEAVE:
-            self.left = True
-        elif job.parts.rank == 0 and due:
+        if due and job.parts.rank == 0:
             self._since = time.monotonic()
         return self.left
 
@@ -214,10 +212,14 @@ class Saver:
             print(text, file=sys.stderr, flush=True)
         job.state.samples, job.state.data = samples, data
 
+    def give_up(self) -> None:
+        """Nothing more is saved: ranks have gone in the middle of a step."""
+        self._given_up = True
+
     def finish(self) -> None:
         """Saves the last step, and waits until all that was saved is written; every rank calls it
         when it takes no more steps."""
-        if self._writer is not None:
+        if self._writer is not None and not self._given_up:
             if self._saved != self.job.state.step:
                 self.save()
             with self.job.failures.guard():

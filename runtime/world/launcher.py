@@ -9,6 +9,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from meshwright.ir.torch_private import RESTARTS
+
 STARTED = "MESHWRIGHT_STARTED"
 """Environment variable of ranks: how often the job was started before, if `meshwright run` did."""
 _HOST = "127.0.0.1"
@@ -32,7 +34,7 @@ def environment(store: TCPStore, rank: int, world_size: int, started: int) -> di
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
         "GROUP_RANK": "0", "MASTER_ADDR": _HOST, "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": f"meshwright-{os.getpid()}",
-        "TORCHELASTIC_RESTART_COUNT": str(started), STARTED: str(started),
+        RESTARTS: str(started), STARTED: str(started),
     }  # fmt: skip
 
 

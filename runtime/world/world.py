@@ -50,16 +50,10 @@ def join(
         return False
     timeout = timedelta(seconds=timeout_s)
     try:
-        if backend := _decided(asked):
-            _make_room(backend, world_size)
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            store, own, size = store_of_launcher(timeout)
-            backend = _as_first(store, own, "gloo" if kind == "cpu" else "nccl")
-            _make_room(backend, size)
-            dist.init_process_group(
-                backend, store=store, rank=own, world_size=size, timeout=timeout
-            )
+        store, own, size = store_of_launcher(timeout)
+        backend = _decided(asked) or _as_first(store, own, "gloo" if kind == "cpu" else "nccl")
+        _make_room(backend, size)
+        dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timeout)
     except ValueError as error:
         raise MismatchError(
             f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "

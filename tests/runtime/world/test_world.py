@@ -85,7 +85,8 @@ def test_the_backend_is_what_was_asked_for(
     if own:
         monkeypatch.setenv(BACKEND, own)
     made: list[str] = []
-    monkeypatch.setattr(dist, "init_process_group", lambda name, timeout: made.append(name))
+    monkeypatch.setattr(world, "store_of_launcher", lambda timeout: (dist.HashStore(), 0, 2))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **settings: made.append(name))
     assert join(2, asked, 10.0) and made == [backend]
 
 

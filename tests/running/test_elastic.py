@@ -1,0 +1,120 @@
+"""A job goes on with what is left of its machine, as if nothing had been lost."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import plan_io
+from meshwright.running.elastic import check_elastic, run_elastic
+from meshwright.running.ranks import JobEnd
+from meshwright.running.verdict import judge
+from meshwright.runtime.world.exit_codes import RETRY, STOP
+from meshwright.runtime.world.failure import FirstFailure
+from meshwright.testing.spawn import alone
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+TRAIN = """
+import os, signal, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.drop = nn.Linear(8, 8), nn.Linear(8, 4), nn.Dropout(0.3)
+
+    def forward(self, x, y):
+        return ((self.b(self.drop(torch.tanh(self.a(x)))) - y) ** 2).sum() / x.shape[0]
+
+def batch(number):
+    generator = torch.Generator().manual_seed(number)
+    return tuple(torch.randn(4, n, generator=generator, dtype=torch.float64) for n in (8, 4))
+
+def model():
+    return Net().double(), batch(0)
+
+def data():
+    for number in range(1000):
+        if number == 3 and (os.environ.get("MESHWRIGHT_STARTED"), os.environ["RANK"]) == ("0", "1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch(number)
+"""
+
+
+def _whole(train, plan):
+    model, example = train.model()
+    job = mw.compile(model, plan, lr=1e-2, check=False, example_inputs=example)
+    return [float(job.step(train.batch(number))) for number in range(STEPS)]
+
+
+def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch):
+    (tmp_path / "elastic_train.py").write_text(TRAIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    monkeypatch.setenv("MESHWRIGHT_CHECK", "0")
+    train = import_module("elastic_train")
+    model, example = train.model()
+    asked = {"precision": "fp64", "progress": False, "example_inputs": example}
+    one = mw.search(model, mw.Cluster.local(1), **asked)
+    plan = mw.search(model, mw.Cluster.local(2), constraints=("dp_shard=2", "zero=1"), **asked)
+    plan_io.save(plan, tmp_path / "plan.json")
+    options = ["elastic_train:model", "--data", "elastic_train:data", "--steps", str(STEPS)]
+    options += ["--save", str(tmp_path / "saved"), "--save-every", "2", "--no-trace"]
+    options += ["--log", "jsonl", "--lr", "1e-2"]
+    code = run_elastic(
+        tmp_path / "plan.json", "elastic_train:model", options, output=tmp_path / "run",
+        cluster=None, retry_lost_s=600.0,
+    )  # fmt: skip
+    journal = [json.loads(x) for x in (tmp_path / "run/elastic.jsonl").read_text().splitlines()]
+    assert code == 0, journal
+    assert [line["ranks"] for line in journal if line["what"] == "start"] == [2, 1]
+    assert journal[1]["cause"] == "rank 1 was killed by SIGKILL, in step 3"
+    assert journal[1]["lost"] == [1] and journal[3]["codes"] == [0]
+    losses = {}
+    for number in range(2):
+        rows = (tmp_path / f"run/start-{number}/metrics.jsonl").read_text().splitlines()
+        losses |= {x["step"]: x["loss_metrics/global_avg_loss"] for x in map(json.loads, rows)}
+    found = [losses[step + 1] for step in range(STEPS)]
+    assert found == pytest.approx(alone(_whole, train, one), rel=1e-12)
+    with pytest.raises(PlanError, match="low-rank"):
+        check_elastic(replace(plan, gives_up=("low-rank gradients",)), mw.Cluster.local(2))
+    with pytest.raises(PlanError, match="2 nodes"):
+        check_elastic(plan, mw.Cluster.preset("a100-80", num_nodes=2))
+
+
+def _failed(kind, step, error, code=1):
+    cause = FirstFailure(kind, 1, step, f"rank 1, step {step}: {error}", error)
+    return JobEnd({0: -9, 1: code}, cause)
+
+
+@pytest.mark.parametrize(
+    ("end", "before", "again", "code"),
+    [
+        (_failed("raised", 5, "ValueError: x"), [], True, 0),
+        (_failed("raised", 5, "ValueError: x"), [("raised", 4, "ValueError: x")], True, 0),
+        (_failed("raised", 5, "ValueError: x"), [("raised", 5, "ValueError: x")], False, STOP),
+        (_failed("died", 5, "SIGSEGV", -11), [("died", 5, "SIGSEGV")], False, STOP),
+        (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")], True, 0),
+        (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")] * 2, False, STOP),
+        (_failed("hung", 5, ""), [("hung", 5, "")], True, 0),
+        (_failed("raised", 5, "exit code 2", 2), [], False, 2),
+        (_failed("raised", 5, "PlanError: disk full", -9), [], False, 4),
+    ],
+)
+def test_the_same_again_is_the_end(end, before, again, code):
+    found = judge(end, [FirstFailure(kind, 0, step, "", error) for kind, step, error in before])
+    assert (found.again, found.exit_code) == (again, code)
+
+
+def test_exit_codes_say_whether_to_come_again():
+    assert JobEnd({0: RETRY, 1: RETRY}, asked_by=15).exit_code == RETRY
+    assert JobEnd({0: 143, 1: 0}, asked_by=15).exit_code == 143
+    assert JobEnd({0: 0, 1: 0}).exit_code == 0
+    assert _failed("died", 1, "SIGKILL", -9).exit_code == 137
+    assert _failed("raised", 1, "x", 4).exit_code == 4
