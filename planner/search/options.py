@@ -73,14 +73,12 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.time_limit_s <= 0:
             raise PlanError(f"time_limit_s is {self.time_limit_s}; it must be positive, such as 60")
-<<<<<<< HEAD
         if not 0 <= self.memory_headroom < 1:
             near = 0.0 if self.memory_headroom < 0 else 0.1
             raise PlanError(
                 f"memory_headroom is {self.memory_headroom}; it must be a share of memory, at "
                 f"least 0 and less than 1; nearest is {near:g}"
             )
-=======
         if self.survives:
             part_named(self.survives)
             if self.objective != "throughput":
@@ -88,7 +86,6 @@ class SearchOptions:
                     f"survives={self.survives!r} and objective {self.objective!r}: of plans that "
                     "survive the fastest is searched; nearest is objective 'throughput'"
                 )
->>>>>>> goon
         if self.finalists < 1:
             raise PlanError(
                 f"finalists is {self.finalists}; it must be at least 1, the best plan alone"
