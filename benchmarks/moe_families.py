@@ -61,7 +61,7 @@ _ALONE = {"inkling2"}
 OTHERWISE = {
     "doge": "its experts are rows of tables, looked up and multiplied as such: plain operators",
     "vitpose_backbone": "experts by data set, all on all tokens: plain operators",
-    "jetmoe": "refused: experts are projections of attention, too, in runs whose lengths are values",
+    "jetmoe": "refused: experts are projections of attention, too, in runs of unknown lengths",
     "muse_spark": "batched products, which gather a weight for each token: a norm with parameters "
     "stands between an expert's result and its weight",
 }
@@ -127,7 +127,9 @@ def _module_of(family: str) -> Any:
 def layers_of(family: str) -> Iterator[type[nn.Module]]:
     """Classes that make experts and are no model: those whose code names a class of experts."""
     module = _module_of(family)
-    own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
+    own = [
+        c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__
+    ]
     experts = [c for c in own if c.__name__.endswith("Experts")]
     for one in own:
         if issubclass(one, nn.Module) and "__init__" in vars(one):
@@ -142,7 +144,9 @@ def config_of(layer: type[nn.Module]) -> Any:
     first in the same file that has."""
     module = sys.modules[layer.__module__]
     asked = list(inspect.signature(layer.__init__).parameters.values())[1].annotation
-    known = [c for n, c in vars(module).items() if n.endswith("Config") and hasattr(c, "model_type")]
+    known = [
+        c for n, c in vars(module).items() if n.endswith("Config") and hasattr(c, "model_type")
+    ]
     known.sort(key=lambda c: (c.__name__ != asked and c is not asked, "Text" not in c.__name__))
     found = (made for made in map(_tiny, known) if _COUNTS & set(dir(made)))
     return next(found)
@@ -169,13 +173,17 @@ def layer_of(cls: type[nn.Module]) -> nn.Module:
         p for p in list(inspect.signature(cls.__init__).parameters.values())[2:]
         if p.default is inspect.Parameter.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]  # fmt: skip
-    layer = cls(config_of(cls), *(INNER if "dim" in p.name or "size" in p.name else 0 for p in needed))
+    layer = cls(
+        config_of(cls), *(INNER if "dim" in p.name or "size" in p.name else 0 for p in needed)
+    )
     layer = layer.to(torch.float64)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in (*layer.parameters(), *layer.buffers()):
             if value.is_floating_point():
-                value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.3)
+                value.copy_(
+                    torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.3
+                )
     return layer
 
 
@@ -222,10 +230,10 @@ def results(wanted: Sequence[str]) -> Iterator[FamilyResult]:
 _TEXT = """\
 # Layers of experts in transformers
 
-{day}, `python -m benchmarks.moe_families`, transformers {version}. Every family that has experts, by
-the class that makes them: routing, shared experts and all, with a tiny config in float64. `one op`:
-the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient is from the
-layer's own forward and backward, relative to the largest value of that gradient.
+{day}, `python -m benchmarks.moe_families`, transformers {version}. Every family that has experts,
+by the class that makes them: routing, shared experts and all, with a tiny config in float64.
+`one op`: the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient
+is from the layer's own forward and backward, relative to the largest value of that gradient.
 
 {good} of {all} layers are one operator and exact.
 
@@ -236,8 +244,9 @@ def row(one: FamilyResult) -> str:
     """A line of the table."""
     if one.why:
         return f"| {one.family} | | | {one.why} |"
-    note = ROUNDED.get(one.family, "")
-    return f"| {one.family} | {one.layer} | {'yes' if one.operators == 1 else 'no'} | {one.worst:.1e}{note and ', as ' + note} |"
+    note = f", as {ROUNDED[one.family]}" if one.family in ROUNDED else ""
+    single = "yes" if one.operators == 1 else "no"
+    return f"| {one.family} | {one.layer} | {single} | {one.worst:.1e}{note} |"
 
 
 def main() -> int:
@@ -254,7 +263,10 @@ def main() -> int:
     bad = [one.family for one in found if not one.stands and one.family not in OTHERWISE]
     if options.output:
         text = _TEXT.format(
-            day=date.today().isoformat(), version=transformers.__version__, good=good, all=len(found)
+            day=date.today().isoformat(),
+            version=transformers.__version__,
+            good=good,
+            all=len(found),
         )
         head = ["| family | layer | one op | furthest |", "|---|---|---|---|"]
         options.output.write_text(text + "\n".join([*head, *map(row, found)]) + "\n")

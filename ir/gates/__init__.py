@@ -1,9 +1,9 @@
 """What experts compute between their two products, one file each; the file name is its key, with
 dashes.
 
-A file has `GATE`, a `gate.Gate`. MESHWRIGHT_GATES names folders with more. A text says which one it
-is and with which numbers: `silu`, `clamped-silu limit=7.0`. With `float32` at the end it is computed
-in that dtype, whatever comes in, and goes back to what came in.
+A file has `GATE`, a `gate.Gate`. MESHWRIGHT_GATES names folders with more. A text says which one
+it is and with which numbers: `silu`, `clamped-silu limit=7.0`. With `float32` at the end it is
+computed in that dtype, whatever comes in, and goes back to what came in.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Mixture-of-experts layer as one operator, `meshwright.experts`.
 
 Pairs of a token and an expert that it picked are sorted by expert once, so each product of all
-experts is a grouped one over runs of rows (`ir.graph.grouped`). Backward keeps the first product and
-takes the gate again. An index outside [0, experts) belongs to an expert that is not here, or to
+experts is a grouped one over runs of rows (`ir.graph.grouped`). Backward keeps the first product
+and takes the gate again. An index outside [0, experts) belongs to an expert that is not here, or to
 none, and adds nothing: a rank can hold some of the experts, and a token can be dropped.
 
 How the experts of a model differ is said as data: what is between their products is a text that
@@ -259,7 +259,7 @@ def _columns(given: Operands, product: torch.Tensor) -> Tensors:
 
 
 def _outer(left: torch.Tensor, right: torch.Tensor, groups: Groups, turned: bool) -> torch.Tensor:
-    """Gradient of a weight that multiplied rows `left`, from that of the result, as it is stored."""
+    """Gradient of a weight that multiplied rows `left`, from that of the result, as stored."""
     return grouped_outer(left, right, groups) if turned else grouped_outer(right, left, groups)
 
 

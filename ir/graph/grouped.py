@@ -1,8 +1,8 @@
 """Products of runs of rows with a matrix each: rows of pairs of a token and an expert, by expert.
 
-On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device memory
-where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay at the
-end, hold anything, and are masked where rows are put together again.
+On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device
+memory where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay
+at the end, hold anything, and are masked where rows are put together again.
 """
 
 from dataclasses import dataclass
