@@ -61,7 +61,7 @@ _ALONE = {"inkling2"}
 OTHERWISE = {
     "doge": "its experts are rows of tables, looked up and multiplied as such: plain operators",
     "vitpose_backbone": "experts by data set, all on all tokens: plain operators",
-    "jetmoe": "refused: experts are projections of attention, too, in runs whose lengths are values",
+    "jetmoe": "refused: experts are projections of attention, too, in runs of unknown lengths",
     "muse_spark": "batched products, which gather a weight for each token: a norm with parameters "
     "stands between an expert's result and its weight",
 }
@@ -230,10 +230,10 @@ def results(wanted: Sequence[str]) -> Iterator[FamilyResult]:
 _TEXT = """\
 # Layers of experts in transformers
 
-{day}, `python -m benchmarks.moe_families`, transformers {version}. Every family that has experts, by
-the class that makes them: routing, shared experts and all, with a tiny config in float64. `one op`:
-the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient is from the
-layer's own forward and backward, relative to the largest value of that gradient.
+{day}, `python -m benchmarks.moe_families`, transformers {version}. Every family that has experts,
+by the class that makes them: routing, shared experts and all, with a tiny config in float64.
+`one op`: the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient
+is from the layer's own forward and backward, relative to the largest value of that gradient.
 
 {good} of {all} layers are one operator and exact.
 
@@ -244,8 +244,9 @@ def row(one: FamilyResult) -> str:
     """A line of the table."""
     if one.why:
         return f"| {one.family} | | | {one.why} |"
-    note = ROUNDED.get(one.family, "")
-    return f"| {one.family} | {one.layer} | {'yes' if one.operators == 1 else 'no'} | {one.worst:.1e}{note and ', as ' + note} |"
+    note = f", as {ROUNDED[one.family]}" if one.family in ROUNDED else ""
+    single = "yes" if one.operators == 1 else "no"
+    return f"| {one.family} | {one.layer} | {single} | {one.worst:.1e}{note} |"
 
 
 def main() -> int:

@@ -42,8 +42,8 @@ DispatchMode: Any = TorchDispatchMode
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 """As `__torch_function__` of a subclass of tensors: what is computed of one is a plain tensor."""
 GROUPED_MM: Any = getattr(torch, "_grouped_mm", None)
-"""(rows [n, k], matrices [g, k, m], offs=ends of runs) -> [n, m]; or, of two matrices, products over
-runs of what is summed. None where torch has none."""
+"""(rows [n, k], matrices [g, k, m], offs=ends of runs) -> [n, m]; or, of two matrices, products
+over runs of what is summed. None where torch has none."""
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 

@@ -1,9 +1,9 @@
 """What experts compute between their two products, one file each; the file name is its key, with
 dashes.
 
-A file has `GATE`, a `gate.Gate`. MESHWRIGHT_GATES names folders with more. A text says which one it
-is and with which numbers: `silu`, `clamped-silu limit=7.0`. With `float32` at the end it is computed
-in that dtype, whatever comes in, and goes back to what came in.
+A file has `GATE`, a `gate.ExpertGate`. MESHWRIGHT_GATES names folders with more. A text says which
+one it is and with which numbers: `silu`, `clamped-silu limit=7.0`. With `float32` at the end it is
+computed in that dtype, whatever comes in, and goes back to what came in.
 """
 
 import sys
@@ -17,7 +17,7 @@ import torch
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
-from meshwright.ir.gates.gate import Gate, Tensors
+from meshwright.ir.gates.gate import ExpertGate, Tensors
 
 _OWN = {Path(__file__).with_name("gate.py").stem}
 _IN_FLOAT32 = "float32"
@@ -25,7 +25,7 @@ add_folders("MESHWRIGHT_GATES", __path__)
 _FILES = Files(sys.modules[__name__], "gate", dashed=True)
 
 
-def gates() -> Iterator[tuple[str, Gate]]:
+def gates() -> Iterator[tuple[str, ExpertGate]]:
     """All gates by name."""
     for name in _FILES.names:
         if name not in _OWN:
@@ -36,7 +36,7 @@ def gates() -> Iterator[tuple[str, Gate]]:
 class SetGate:
     """A gate with its numbers."""
 
-    gate: Gate
+    gate: ExpertGate
     settings: dict[str, float]
     in_float32: bool
 
@@ -67,7 +67,7 @@ def parse_gate(text: str) -> SetGate:
     """The gate of a text; PlanError that names what is wrong with it."""
     name, *words = text.split() or [""]
     in_float32 = words[-1:] == [_IN_FLOAT32]
-    gate: Gate = _FILES.load(name).GATE
+    gate: ExpertGate = _FILES.load(name).GATE
     settings: dict[str, float] = {}
     for word in words[:-1] if in_float32 else words:
         key, _, value = word.partition("=")

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from meshwright.ir.gates.gate import Gate, Settings, Tensors, inside
+from meshwright.ir.gates.gate import ExpertGate, Settings, Tensors, inside
 
 
 def _forward(parts: Tensors, settings: Settings) -> torch.Tensor:
@@ -20,4 +20,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return slope * (gate <= limit), grad * F.silu(low) * inside(up, -limit, limit)
 
 
-GATE = Gate(_forward, _backward, ("limit",), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}))

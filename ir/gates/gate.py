@@ -15,7 +15,7 @@ inside an operator that someone watches (a dispatch mode) there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ExpertGate:
     """A file of `ir/gates`."""
 
     forward: Function
@@ -29,7 +29,7 @@ class Gate:
 def pointwise(
     value: Callable[[torch.Tensor], torch.Tensor],
     slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Gate:
+) -> ExpertGate:
     """The gate of an activation: it alone, or it times `up`. `slope`: (grad, x) -> grad of x."""
 
     def forward(parts: Tensors, _: Settings) -> torch.Tensor:
@@ -41,7 +41,7 @@ def pointwise(
         gate, up = parts
         return slope(grad * up, gate), grad * value(gate)
 
-    return Gate(forward, backward)
+    return ExpertGate(forward, backward)
 
 
 def inside(x: torch.Tensor, low: float, high: float) -> torch.Tensor:

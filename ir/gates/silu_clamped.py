@@ -4,7 +4,7 @@ limit."""
 import torch
 from torch.nn import functional as F
 
-from meshwright.ir.gates.gate import Gate, Settings, Tensors, inside
+from meshwright.ir.gates.gate import ExpertGate, Settings, Tensors, inside
 
 
 def _forward(parts: Tensors, settings: Settings) -> torch.Tensor:
@@ -22,4 +22,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return slope, grad * made.clamp(max=limit) * inside(up, -limit, limit)
 
 
-GATE = Gate(_forward, _backward, ("limit",), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}))

@@ -3,7 +3,7 @@ cap(x, c) = c tanh(x / c)."""
 
 import torch
 
-from meshwright.ir.gates.gate import Gate, Settings, Tensors
+from meshwright.ir.gates.gate import ExpertGate, Settings, Tensors
 
 
 def _forward(parts: Tensors, settings: Settings) -> torch.Tensor:
@@ -21,4 +21,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return grad * slope * (second * flat), grad * (first * bent) * part * (1 - flat * flat)
 
 
-GATE = Gate(_forward, _backward, ("gate_cap", "up_cap"), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("gate_cap", "up_cap"), frozenset({2}))

@@ -3,7 +3,7 @@ it: g sigmoid(alpha g) (u + 1), with g = min(gate, limit) and u = up within plus
 
 import torch
 
-from meshwright.ir.gates.gate import Gate, Settings, Tensors, inside
+from meshwright.ir.gates.gate import ExpertGate, Settings, Tensors, inside
 
 
 def _forward(parts: Tensors, settings: Settings) -> torch.Tensor:
@@ -25,4 +25,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     )
 
 
-GATE = Gate(_forward, _backward, ("alpha", "limit"), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("alpha", "limit"), frozenset({2}))

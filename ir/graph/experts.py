@@ -1,8 +1,8 @@
 """Mixture-of-experts layer as one operator, `meshwright.experts`.
 
 Pairs of a token and an expert that it picked are sorted by expert once, so each product of all
-experts is a grouped one over runs of rows (`ir.graph.grouped`). Backward keeps the first product and
-takes the gate again. An index outside [0, experts) belongs to an expert that is not here, or to
+experts is a grouped one over runs of rows (`ir.graph.grouped`). Backward keeps the first product
+and takes the gate again. An index outside [0, experts) belongs to an expert that is not here, or to
 none, and adds nothing: a rank can hold some of the experts, and a token can be dropped.
 
 How the experts of a model differ is said as data: what is between their products is a text that
@@ -20,7 +20,7 @@ import torch
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
 from meshwright.ir.gates import parse_gate
-from meshwright.ir.graph.grouped import Groups, grouped, grouped_outer, groups_of
+from meshwright.ir.graph.grouped import PairGroups, grouped, grouped_outer, groups_of
 from meshwright.ir.graph.own_operators import LIBRARY
 
 Tensors = tuple[torch.Tensor, ...]
@@ -167,7 +167,7 @@ def _dtype(hidden: torch.Tensor) -> torch.dtype:
     return found
 
 
-def _first_product(given: Operands, x: torch.Tensor, groups: Groups) -> torch.Tensor:
+def _first_product(given: Operands, x: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[pairs, columns] of rows [pairs, H]."""
     made = [grouped(x, given.first(weight).to(x.dtype), groups) for weight in given.firsts]
     product = made[0] if len(made) == 1 else torch.cat(made, -1)
@@ -176,13 +176,15 @@ def _first_product(given: Operands, x: torch.Tensor, groups: Groups) -> torch.Te
     return product
 
 
-def _groups(given: Operands, dtype: torch.dtype) -> Groups:
+def _groups(given: Operands, dtype: torch.dtype) -> PairGroups:
     inner = given.last().shape[1]
     widths = (given.hidden.shape[1], inner, given.columns)
     return groups_of(given.top_k_index, given.down.shape[0], dtype, widths)
 
 
-def _rows(given: Operands, groups: Groups, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows(
+    given: Operands, groups: PairGroups, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [pairs, H] and routing weights [pairs, 1] of pairs."""
     scale = groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
     return given.hidden[groups.tokens].to(dtype), scale
@@ -258,8 +260,10 @@ def _columns(given: Operands, product: torch.Tensor) -> Tensors:
     return (product,) if given.up is None else product.chunk(2, dim=-1)
 
 
-def _outer(left: torch.Tensor, right: torch.Tensor, groups: Groups, turned: bool) -> torch.Tensor:
-    """Gradient of a weight that multiplied rows `left`, from that of the result, as it is stored."""
+def _outer(
+    left: torch.Tensor, right: torch.Tensor, groups: PairGroups, turned: bool
+) -> torch.Tensor:
+    """Gradient of a weight that multiplied rows `left`, from that of the result, as stored."""
     return grouped_outer(left, right, groups) if turned else grouped_outer(right, left, groups)
 
 

@@ -1,8 +1,8 @@
 """Products of runs of rows with a matrix each: rows of pairs of a token and an expert, by expert.
 
-On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device memory
-where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay at the
-end, hold anything, and are masked where rows are put together again.
+On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device
+memory where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay
+at the end, hold anything, and are masked where rows are put together again.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class PairGroups:
     """Pairs [pairs] in order of their experts."""
 
     tokens: torch.Tensor
@@ -79,7 +79,7 @@ def takes_kernel(device: torch.device, dtype: torch.dtype, widths: tuple[int, ..
 
 def groups_of(
     index: torch.Tensor, experts: int, dtype: torch.dtype, widths: tuple[int, ...]
-) -> Groups:
+) -> PairGroups:
     """The pairs of an index [T, K], of which those outside [0, experts) are not here.
 
     With more picked than there are experts, most pairs are not here, and the kernel would be given
@@ -91,16 +91,16 @@ def groups_of(
     counts = torch.bincount(key, minlength=experts + 1)[:experts]
     if takes_kernel(index.device, dtype, widths) and picked < experts:
         ends = counts.cumsum(0, dtype=torch.int32)
-        return Groups(
+        return PairGroups(
             order // picked, order, owners.clamp(max=experts - 1), (), ends, picked, experts
         )
     known = tuple(counts.tolist())
     here = sum(known)
     order = order[:here]
-    return Groups(order // picked, order, owners[:here], known, None, picked, experts)
+    return PairGroups(order // picked, order, owners[:here], known, None, picked, experts)
 
 
-def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch.Tensor:
+def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[pairs, n] of rows [pairs, m] by each expert's matrix of [E, m, n]."""
     if groups.ends is not None:
         return _by_kernel(rows, weight, groups.ends)
@@ -114,7 +114,7 @@ def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch.T
     return made
 
 
-def grouped_outer(left: torch.Tensor, right: torch.Tensor, groups: Groups) -> torch.Tensor:
+def grouped_outer(left: torch.Tensor, right: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[E, m, n] of rows [pairs, m] and [pairs, n]: their product over each expert's run."""
     if groups.ends is not None:
         return _by_kernel(left.t(), right, groups.ends)

@@ -2,8 +2,8 @@
 
 Code that loops over experts and looks at which tokens came cannot be traced, as its course depends
 on values. A declaration is another forward of the same module, with the same arguments, that routes
-tokens as the module does and hands the rest to one operator. It is used while a model is traced; the
-module's own forward stays as it is, and a job's check compares the two.
+tokens as the module does and hands the rest to one operator. It is used while a model is traced;
+the module's own forward stays as it is, and a job's check compares the two.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def mix_experts(
     width, picked = hidden.shape[-1], index.shape[-1]
     made: torch.Tensor = EXPERTS(
         hidden.reshape(-1, width), index.reshape(-1, picked),
-        weights.reshape(-1, picked).to(hidden.dtype), gate_up, down, act, up, gate_up_bias, down_bias,
-        str(form),
+        weights.reshape(-1, picked).to(hidden.dtype), gate_up, down, act, up, gate_up_bias,
+        down_bias, str(form),
     )  # fmt: skip
     return made.view(hidden.shape)

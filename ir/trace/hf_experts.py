@@ -1,5 +1,5 @@
-"""Experts of transformers' models as one operator: those of its common interface by what they say of
-themselves, others by a forward of their own for the time of a trace."""
+"""Experts of transformers' models as one operator: those of its common interface by what they say
+of themselves, others by a forward of their own for the time of a trace."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -68,8 +68,8 @@ def _act_of(module: nn.Module, act: Callable[[torch.Tensor], torch.Tensor]) -> s
     if text := found_gate(act, numbers_of(module), gated=False):
         return text
     raise TraceError(
-        f"{type(module).__name__}: its activation {act} is no file of ir/gates; put one that computes "
-        "it into a folder that MESHWRIGHT_GATES names"
+        f"{type(module).__name__}: its activation {act} is no file of ir/gates; put one that "
+        "computes it into a folder that MESHWRIGHT_GATES names"
     )
 
 
@@ -106,7 +106,8 @@ def _dbrx(
     shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
     mlp = self.mlp
     made = mix_experts(
-        hidden.reshape(-1, self.hidden_size), index, weights, mlp.w1.view(shape), mlp.w2.view(shape),
+        hidden.reshape(-1, self.hidden_size), index, weights, mlp.w1.view(shape),
+        mlp.w2.view(shape),
         act=vars(self)[_GATE], up=mlp.v1.view(shape),
         form=ExpertForm(transposed_last=True),
     )  # fmt: skip
@@ -118,12 +119,13 @@ def _longcat(
 ) -> torch.Tensor:
     """The last experts hand tokens on as they are."""
     count = self.num_routed_experts
-    kept = (weights * (index >= count)).sum(-1, keepdim=True)
-    made: torch.Tensor = mix_experts(
+    kept = (weights * (index >= count)).sum(-1, keepdim=True).to(hidden.dtype)
+    made = mix_experts(
         hidden, index, weights, self.gate_up_proj[:count], self.down_proj,
         act=vars(self)[_GATE],
     )  # fmt: skip
-    return made + hidden * kept.to(hidden.dtype)
+    handed_on: torch.Tensor = hidden * kept
+    return made + handed_on
 
 
 def _switch(
@@ -158,8 +160,8 @@ def _without_dropout(module: nn.Module) -> None:
     for child in module.children():
         if isinstance(child, nn.Dropout) and child.p:
             raise TraceError(
-                f"{type(module).__name__} has dropout of {child.p} inside of its experts, which are "
-                "one operator here: set it to 0"
+                f"{type(module).__name__} has dropout of {child.p} inside of its experts, which "
+                "are one operator here: set it to 0"
             )
 
 

@@ -170,7 +170,7 @@ def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType
     seen: set[int] = set()
     while waiting:
         function = _bare(waiting.pop())
-        if function is None or function.__module__.startswith("meshwright.ir."):
+        if function is None or (function.__module__ or "").startswith("meshwright.ir."):
             continue
         if id(function) not in seen:
             seen.add(id(function))

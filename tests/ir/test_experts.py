@@ -81,7 +81,8 @@ NUMBERS = {"limit": 0.8, "alpha": 1.7, "gate_cap": 1.3, "up_cap": 0.9}
 FORMS = [
     (ExpertForm(), True, False, True),
     (ExpertForm(), True, True, True),
-    (ExpertForm(transposed_first=True, transposed_last=True, scaled_input=True), True, False, False),
+    (ExpertForm(transposed_first=True, transposed_last=True, scaled_input=True),
+     True, False, False),
     (ExpertForm(transposed_first=True, interleaved=True), True, False, True),
     (ExpertForm(transposed_last=True), True, True, False),
     (ExpertForm(scaled_input=True), False, False, True),

@@ -1,6 +1,8 @@
 """Layers of experts in models: those of transformers, and users' own that are declared."""
 
 from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,11 @@ import meshwright as mw
 from benchmarks.moe_families import compare, layers_of
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.experts import EXPERTS
-from meshwright.ir.graph.graph import Graph
 from tests.interpret import interpret
 
 UNLIKE = (
-    "dbrx", "deepseek_v3", "gpt_oss", "llama4", "longcat_flash", "nemotron_h", "nllb_moe", "step3p7",
-    "switch_transformers",
+    "dbrx", "deepseek_v3", "gpt_oss", "llama4", "longcat_flash", "nemotron_h", "nllb_moe",
+    "step3p7", "switch_transformers",
 )  # fmt: skip
 """Families whose experts differ in form; `python -m benchmarks.moe_families` has all."""
 
@@ -88,19 +89,18 @@ def chosen(self: Chosen, x: torch.Tensor) -> torch.Tensor:
 X = torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def check_declared(model: nn.Module) -> Graph:
+def check_declared(model: nn.Module, x: torch.Tensor = X, loss_fn: Any = None) -> None:
     """The traced step is the module's own forward, which the declaration left as it is."""
-    graph = mw.trace(model, {"x": X})
+    graph = mw.trace(model, {"x": x}, loss_fn)
     eager, ours = deepcopy(model), deepcopy(model)
-    expected = eager(X)
+    expected = loss_fn(eager(x), None) if loss_fn else eager(x)
     expected.backward()
-    loss = interpret(graph, ours, {"x": X})[graph.loss]
+    loss = interpret(graph, ours, {"x": x})[graph.loss]
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-10, atol=1e-10)
     assert sum(op.target == str(EXPERTS) for op in graph.ops) == 1
-    return graph
 
 
 def test_declared_layers() -> None:
@@ -116,3 +116,14 @@ def test_declared_layers() -> None:
         mw.trace(type("Other", (mixture,), {"forward": Loop.forward})().double(), {"x": X})
     with pytest.raises(TraceError, match="neither a module nor a class"):
         mw.declare_experts(dispatched, dispatched)
+
+
+def test_example_of_the_docs() -> None:
+    text = (Path(mw.__file__).parents[1] / "docs" / "experts.md").read_text()
+    found: dict[str, Any] = {}
+    exec(text.split("```python")[1].split("```")[0], found)
+    torch.manual_seed(0)
+    layer = found["Mixture"]().double()
+    x = torch.randn(3, 8, 16, dtype=torch.float64)
+    assert (layer.route(x)[1] == -1).any()
+    check_declared(layer, x, lambda made, _: made.pow(2).sum())

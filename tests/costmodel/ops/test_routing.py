@@ -93,7 +93,10 @@ def counted(dtype: torch.dtype, kernels: frozenset[str]) -> list[tuple[Counts, C
         down = random(EXPERTS // RANKS, WIDTH, INNER)
         forward, backward = Counted(), Counted()
         with forward:
-            made = routed_experts(comm, hidden, PAIRS, weights, up, down, "silu", "ep", (2, 2))
+            made = routed_experts(
+                comm, hidden, PAIRS, weights, axis="ep", experts=(2, 2), gate_up=up, down=down,
+                act="silu",
+            )  # fmt: skip
         with backward:
             made.backward(torch.ones_like(made))
         return tuple((one.nbytes, one.moves, one.small) for one in (forward, backward))
