@@ -33,10 +33,17 @@ ALONE = ReplicaLines()
 def lines_in(tables: CostTables, view: Stage) -> ReplicaLines:
     """Returns the lines of a stage as it is for some parameters; those of its first ranks, as all
     are alike."""
-    width, shards = view.model_size, view.mesh.get("dp_shard", 1)
+    shards = view.mesh.get("dp_shard", 1)
+    return lines_among(tables, view.devices, view.model_size, view.dp, shards)
+
+
+def lines_among(
+    tables: CostTables, devices: tuple[int, ...], width: int, ranks: int, shards: int
+) -> ReplicaLines:
+    """Returns the lines of `ranks` replicas of `width` devices each, `shards` of which share."""
     return ReplicaLines(
-        dp=tables.levels(view.devices[::width]),
-        shard=tables.levels(view.devices[: shards * width : width]),
-        copies=tables.levels(view.devices[:: shards * width]),
-        ranks=view.dp, shards=shards,
+        dp=tables.levels(devices[::width]),
+        shard=tables.levels(devices[: shards * width : width]),
+        copies=tables.levels(devices[:: shards * width]),
+        ranks=ranks, shards=shards,
     )  # fmt: skip

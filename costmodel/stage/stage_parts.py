@@ -90,7 +90,7 @@ def _foldings(
     tables: CostTables, stage: Stage, costs: StageCosts
 ) -> tuple[tuple[Fold, frozenset[str] | None], ...]:
     """The foldings of a stage's parameters, with the names of these; None: all there are."""
-    widest = folds_of(stage)[-1] if folds(stage) else ()
+    widest = folds_of(stage.model)[-1] if folds(stage) else ()
     if not widest:
         return (((), None),)
     known = _folded.of(tables)
@@ -99,7 +99,7 @@ def _foldings(
         found: dict[Fold, list[str]] = {}
         for name in costs.cost.params:
             if tables.graph.tensors[name].kind is Kind.PARAMETER:
-                fold = fold_of(stage, costs.cost.summed_over.get(name, ()))
+                fold = fold_of(stage.model, costs.cost.summed_over.get(name, ()))
                 found.setdefault(fold, []).append(name)
         if len(found) < 2:
             known[key] = tuple([(fold, None) for fold in found] or [((), None)])

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from meshwright.ir.plan.plan import Stage, model_mesh
+from meshwright.ir.plan.plan import ModelMesh, Stage, model_mesh
 
 FOLDED = ("cp", "ep")
 """Model axes on which parameters lie whole, but for those of experts on `ep`."""
@@ -20,15 +20,15 @@ Fold = tuple[str, ...]
 """Model axes that are one with dp_shard, in the order of the mesh."""
 
 
-def fold_of(stage: Stage, summed: Collection[str]) -> Fold:
+def fold_of(model: ModelMesh, summed: Collection[str]) -> Fold:
     """Returns the axes that are folded for a parameter whose gradient is a sum over those of
     `summed`."""
-    return tuple([axis for axis, _ in stage.model if axis in FOLDED and axis in summed])
+    return tuple([axis for axis, _ in model if axis in FOLDED and axis in summed])
 
 
-def folds_of(stage: Stage) -> tuple[Fold, ...]:
-    """Returns all foldings that a parameter of a stage may have, the widest last."""
-    axes = [axis for axis, _ in stage.model if axis in FOLDED]
+def folds_of(model: ModelMesh) -> tuple[Fold, ...]:
+    """Returns all foldings that a parameter may have on a mesh, the widest last."""
+    axes = [axis for axis, _ in model if axis in FOLDED]
     chosen = product(*[(False, True)] * len(axes))
     return tuple([tuple(a for a, has in zip(axes, own, strict=True) if has) for own in chosen])
 
@@ -38,16 +38,18 @@ def folded(stage: Stage, fold: Fold) -> Stage:
     dp_shard. Lines of dp have their ranks in ascending order."""
     if not fold:
         return stage
-    mesh, devices = _folded(tuple(stage.mesh.items()), stage.devices, fold)
+    mesh, devices = folded_mesh(tuple(stage.mesh.items()), stage.devices, fold)
     times = stage.model_size // prod([size for _, size in model_mesh(dict(mesh))])
     shares = tuple([share for share in stage.batch_shares for _ in range(times)])
     return replace(stage, mesh=dict(mesh), devices=devices, batch_shares=shares)
 
 
 @lru_cache(maxsize=4096)
-def _folded(
+def folded_mesh(
     mesh: tuple[tuple[str, int], ...], devices: tuple[int, ...], fold: Fold
 ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]]:
+    """Returns a mesh, row-major over its devices, and these where the axes of `fold` belong to
+    dp_shard."""
     given = dict(mesh)
     model = model_mesh(given)
     times = prod([given[axis] for axis in fold])

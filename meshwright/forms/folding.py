@@ -15,7 +15,7 @@ from meshwright.ir.plan.summed import Sums, summed_axes
 def fold_for(view: Stage, summed: Iterable[str]) -> Fold:
     """Returns the axes that are folded for a parameter with such a gradient; `view`: the stage as
     it is for that (`ir.plan.parameters.as_for`)."""
-    return fold_of(view, frozenset(summed)) if folds(view) else ()
+    return fold_of(view.model, frozenset(summed)) if folds(view) else ()
 
 
 def folded_groups(stage: Stage, paths: Iterable[str], sums: Sums) -> tuple[ParameterGroup, ...]:
@@ -42,7 +42,7 @@ def stage_of(plan: Plan, graph: Graph, index: int, path: str) -> Stage:
 def folded_views(stage: Stage) -> Iterator[Stage]:
     """Yields the stage as it may be for parameters, each folding of each view."""
     for view in views_of(stage):
-        for fold in folds_of(view) if folds(view) else ((),):
+        for fold in folds_of(view.model) if folds(view) else ((),):
             yield folded(view, fold)
 
 

@@ -13,6 +13,7 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.retention import AGAIN
+from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.problem.candidates import Choice, recomputable, uniform_choice
 from meshwright.planner.problem.problem import Problem
@@ -89,25 +90,32 @@ class _Guess:
     def of(self, draft: _Draft) -> tuple[bool, float]:
         """Whether it needs too much memory, and the seconds of a step."""
         mesh, samples = draft.mesh, ceil(self.problem.batch / draft.count / draft.mesh.dp)
-        held = busy = worked = stored = trained = 0.0
+        held = busy = worked = 0.0
+        sizes = dict[Fold, float]()
         for cost, number, treated in self._of(mesh.model, samples):
             again = treated and draft.again
             cost = cost.recomputed() if again else cost
             busy += number * (cost.forward_s + cost.backward_s)
             held += number * (cost.saved_bytes + sum(cost.saved_inputs))
             worked = max(worked, cost.workspace_bytes)
-            stored += number * sum(cost.param_bytes)
-        trained = stored * self._trained_share
-        state = training_state(
-            int(stored / draft.ranks), int(trained / draft.ranks),
-            optimizer=self.problem.optimizer, exchange=mesh.exchange, dp_shard=mesh.dp_shard,
-            frozen_bytes=int(stored / draft.ranks) - int(trained / draft.ranks),
-        )  # fmt: skip
+            for nbytes, over in zip(cost.param_bytes, cost.summed_over, strict=True):
+                fold = fold_of(mesh.model, over) if len(mesh.folds) > 1 else ()
+                sizes[fold] = sizes.get(fold, 0.0) + number * nbytes
         flight = min(draft.count, draft.ranks)
-        needed = state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
-        needed += int(held * flight / draft.ranks + worked)
+        needed = int(held * flight / draft.ranks + worked)
+        for fold, stored in sizes.items():
+            needed += self._state_bytes(mesh.folded(fold), stored / draft.ranks)
         step_s = busy / draft.ranks * (draft.count + draft.ranks - 1)
         return needed > self._room, step_s
+
+    def _state_bytes(self, mesh: Mesh, stored: float) -> int:
+        """Of so many bytes of parameters."""
+        trained = int(stored * self._trained_share)
+        state = training_state(
+            int(stored), trained, optimizer=self.problem.optimizer, exchange=mesh.exchange,
+            dp_shard=mesh.dp_shard, frozen_bytes=int(stored) - trained,
+        )  # fmt: skip
+        return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
 
     @cached_property
     def _room(self) -> int:

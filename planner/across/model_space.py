@@ -10,6 +10,9 @@ from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
 
+EXPERT_NODES = 8
+"""Nodes over which experts alone are split at most: tokens travel once to each rank, and over more
+links than there are experts for a token that saves nothing."""
 NODES = 2
 """Model axes in several factors may reach over so many nodes."""
 
@@ -31,9 +34,11 @@ def tensor_sizes(problem: Problem) -> tuple[int, ...]:
 
 
 def forms(problem: Problem) -> tuple[ModelMesh, ...]:
-    """All of them, single tensor axes first, then small ones of each kind in turn."""
+    """All of them: single tensor axes first, then experts alone, a node's and what is around that,
+    then small ones of each kind in turn."""
     graph, sizes = problem.graph, tensor_sizes(problem)
     most = min(NODES * widest_node(problem), problem.cluster.num_devices)
+    alone = tuple(model_mesh({"ep": size}) for size in expert_sizes(problem))
     context = _powers(most) if has_attention(graph) else ()
     experts = _powers(min(most, num_experts(graph)))
     wide = tuple(tp for tp in sizes if tp > 1)
@@ -47,7 +52,16 @@ def forms(problem: Problem) -> tuple[ModelMesh, ...]:
     ]
     in_turn = zip_longest(*(sorted(kind, key=_ranks) for kind in kinds))
     others = [mesh for turn in in_turn for mesh in turn if mesh is not None]
-    return (*(model_mesh({"tp": tp}) for tp in sizes), *others)
+    return (*(model_mesh({"tp": tp}) for tp in sizes), *dict.fromkeys([*alone, *others]))
+
+
+def expert_sizes(problem: Problem) -> tuple[int, ...]:
+    """Ranks among which experts alone are split that are tried first, those of a node before: whole
+    experts on each, over `EXPERT_NODES` nodes at most."""
+    count, node = num_experts(problem.graph), widest_node(problem)
+    most = min(EXPERT_NODES * node, problem.cluster.num_devices, count)
+    found = [size for size in _powers(most) if count % size == 0 and 2 * size >= node]
+    return tuple(sorted(found, key=lambda size: (size != node, size)))
 
 
 def _ranks(mesh: ModelMesh) -> int:

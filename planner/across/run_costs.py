@@ -16,6 +16,7 @@ from meshwright.costmodel.stage.placement import slowdown
 from meshwright.forms.retention import AGAIN, KEEP
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.graph.graph import Block
+from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.planner.across.mode_costs import ModeCosts
 from meshwright.planner.across.run_classes import kind_of_block, run_classes
@@ -23,6 +24,7 @@ from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
 from meshwright.planner.problem.candidates import recomputable
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy
+from meshwright.planner.problem.space import Mesh
 
 T = TypeVar("T")
 
@@ -87,9 +89,10 @@ class RunCosts:
         self._costs: dict[At, list[BlockCost]] = {}
         """Of all blocks."""
         self._roots: dict[str, tuple[tuple[int, str], ...]] = {}
-        self._held: dict[tuple[ModelMesh, str, bool], list[int]] = {}
+        self._held: dict[tuple[ModelMesh, str, bool, Fold | None], list[int]] = {}
         self._under: dict[object, BlockCost] = {}
-        self._states: dict[tuple[ModelMesh, str], RunState] = {}
+        self._states: dict[tuple[ModelMesh, str, Fold | None], RunState] = {}
+        self._foldings: dict[tuple[ModelMesh, str], tuple[dict[str, Fold], ...]] = {}
         self._works: dict[tuple[At, str], RunWork] = {}
         self._modes = ModeCosts(problem)
         self._sent: dict[object, tuple[Matrix, Matrix]] = {}
@@ -299,8 +302,29 @@ class RunCosts:
         roots = [facts.roots[name] for name in (*block.inputs, *block.outputs)]
         return tuple([(i, r) for i, r in enumerate(roots) if r not in facts.prelude_values])
 
-    def state(self, at: At) -> RunState:
-        key = (at.spot.model, at.variant)
+    def foldings(self, at: At) -> tuple[dict[str, Fold], ...]:
+        """Per block, the axes that are folded for each of its parameters."""
+        key = at.spot.model, at.variant
+        if key not in self._foldings:
+            self._foldings[key] = tuple([
+                {
+                    name: fold_of(at.spot.model, over)
+                    for name, over in zip(block.params, cost.summed_over, strict=True)
+                }
+                for block, cost in zip(self.blocks, self.bytes_of(at), strict=True)
+            ])  # fmt: skip
+        return self._foldings[key]
+
+    def folds(self, at: At, mesh: Mesh) -> tuple[Fold | None, ...]:
+        """The foldings that there are on a mesh; None alone: nothing is folded."""
+        if len(mesh.folds) < 2:
+            return (None,)
+        found = {fold for own in self.foldings(at) for fold in own.values()}
+        return tuple(sorted(found)) if found else (None,)
+
+    def state(self, at: At, fold: Fold | None = None) -> RunState:
+        """Of all parameters, or those for which the axes of `fold` are folded."""
+        key = (at.spot.model, at.variant, fold)
         if key not in self._states:
             costs, trained = self.block_costs(at), self.problem.tables.trained
             frozen = self.problem.tables.frozen
@@ -308,6 +332,12 @@ class RunCosts:
                 dict(zip(block.params, cost.param_bytes, strict=True))
                 for block, cost in zip(self.blocks, costs, strict=True)
             ]
+            if fold is not None:
+                folds = self.foldings(at)
+                held = [
+                    {n: b for n, b in sizes.items() if own[n] == fold}
+                    for sizes, own in zip(held, folds, strict=True)
+                ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
             still = [{n: b for n, b in sizes.items() if n in frozen} for sizes in held]
             self._states[key] = RunState(
@@ -316,29 +346,32 @@ class RunCosts:
                 self.of(sums_of_named(still)),
                 self.of(sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned])),
                 self.of(highest([sum(sizes.values()) for sizes in learned])),
-                self.of(highest(self.read_per_block(at))),
+                self.of(highest(self.read_per_block(at, fold))),
             )
         return self._states[key]
 
-    def trained_per_block(self, at: At) -> list[int]:
-        return self._per_block(at, self.problem.tables.trained)
+    def trained_per_block(self, at: At, fold: Fold | None = None) -> list[int]:
+        return self._per_block(at, self.problem.tables.trained, fold)
 
-    def read_per_block(self, at: At) -> list[float]:
+    def read_per_block(self, at: At, fold: Fold | None = None) -> list[float]:
         """Bytes of each block's parameters as it reads them, trained or not."""
         tables = self.problem.tables
         read = tables.numbers.copied or 1.0
         pairs = zip(
-            self._per_block(at, tables.trained), self._per_block(at, tables.frozen), strict=True
+            self._per_block(at, tables.trained, fold),
+            self._per_block(at, tables.frozen, fold),
+            strict=True,
         )
         return [read * trained + frozen for trained, frozen in pairs]
 
-    def _per_block(self, at: At, names: frozenset[str]) -> list[int]:
-        key = (at.spot.model, at.variant, names is self.problem.tables.trained)
+    def _per_block(self, at: At, names: frozenset[str], fold: Fold | None) -> list[int]:
+        key = (at.spot.model, at.variant, names is self.problem.tables.trained, fold)
         if key not in self._held:
+            folds = self.foldings(at)
             self._held[key] = [
                 sum([n for name, n in zip(block.params, cost.param_bytes, strict=True)
-                     if name in names])
-                for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
+                     if name in names and (fold is None or own[name] == fold)])
+                for block, cost, own in zip(self.blocks, self.block_costs(at), folds, strict=True)
             ]  # fmt: skip
         return self._held[key]
 
@@ -362,7 +395,8 @@ class RunCosts:
         return self._crossing[key]
 
     def summed(self, at: At) -> tuple[Matrix, ...]:
-        """Per model axis, bytes of parameters whose gradients are summed over it."""
+        """Per model axis, bytes of parameters whose gradients are summed over it, where that is not
+        folded."""
         key = (at.spot.model, at.variant)
         if key not in self._summed:
             costs = self.block_costs(at)

@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot, StageCost
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.copied import copied
+from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.planner.across.balance import Replica, exact_shares
 from meshwright.planner.problem.candidates import StageChoice, modes_of
 from meshwright.planner.problem.problem import Problem
@@ -104,13 +105,22 @@ def _most(problem: Problem, stage: StageChoice, types: Types, samples: int, in_f
 
 
 def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, int, int]:
-    trained, frozen = (
-        sum(n for name, n in cost.params.items() if name in names)
-        for names in (problem.tables.trained, problem.tables.frozen)
-    )
-    state = training_state(
-        sum(cost.params.values()), trained,
-        optimizer=problem.optimizer, exchange=copied(stage.exchange, problem.tables.numbers),
-        dp_shard=stage.dp_shard, frozen_bytes=frozen,
-    )  # fmt: skip
-    return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes
+    numbers, sizes = problem.tables.numbers, dict[Fold, dict[str, int]]()
+    for name, nbytes in cost.params.items():
+        fold = fold_of(stage.model, cost.summed_over.get(name, ()))
+        sizes.setdefault(fold, {})[name] = nbytes
+    found = (0, 0, 0)
+    for fold, own in sizes.items():
+        trained, frozen = (
+            sum(n for name, n in own.items() if name in names)
+            for names in (problem.tables.trained, problem.tables.frozen)
+        )
+        view = stage.folded(fold)
+        state = training_state(
+            sum(own.values()), trained,
+            optimizer=problem.optimizer, exchange=copied(view.exchange, numbers),
+            dp_shard=view.dp_shard, frozen_bytes=frozen,
+        )  # fmt: skip
+        more = state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes
+        found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
+    return found

@@ -1,6 +1,6 @@
 """Sums and maxima over runs of blocks as matrices: entry [i, k] is about blocks i to k-1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,3 +67,9 @@ class Collectives:
             self._times[key] = grid, np.array(times)
         found: Matrix = np.interp(nbytes, *self._times[key])
         return found
+
+
+def together(each: Iterable[Matrix]) -> Matrix:
+    """Returns the sum of one matrix or more, entry by entry."""
+    found: Matrix = np.sum(list(each), axis=0)
+    return found

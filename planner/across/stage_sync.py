@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.stage.gathers import UNPACKED
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import PACKED
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Send
@@ -39,9 +40,8 @@ class StageSync:
     """One way to synchronise a stage."""
 
     mesh: Mesh
-    dp: Levels
-    shard: Levels
-    replicate: Levels
+    """As it is for the parameters that are meant."""
+    lines: ReplicaLines
     overheads: Overheads
     collective: Collectives
     bucket_bytes: int
@@ -49,11 +49,6 @@ class StageSync:
     @property
     def exchange(self) -> Exchange:
         return self.mesh.exchange
-
-    def _levels(self, send: Send) -> Levels:
-        if send.axis == "dp":
-            return self.dp
-        return self.shard if send.axis == "dp_shard" else self.replicate
 
     def copies_s(self, nbytes: Matrix) -> Matrix:
         found: Matrix = nbytes * (self.overheads.copy_s(1e9) / 1e9)
@@ -89,7 +84,7 @@ class StageSync:
         found = np.zeros_like(whole)
         for send in exchange.at_end:
             nbytes = send.times * (whole / shard if send.of_part else whole)
-            found = found + self.collective(send.primitive, nbytes, self._levels(send))
+            found = found + self.collective(send.primitive, nbytes, self.lines.levels(send.axis))
         for send in exchange.last_backward:
             if send.packs:
                 found = found + self.copies_s(PACKED * send.times * whole)
@@ -118,7 +113,7 @@ class StageSync:
         """(how many, seconds of one)."""
         count: Matrix = np.maximum(1.0, np.ceil(whole / self.bucket_bytes))
         each = send.times * whole / count
-        return count, self.collective(send.primitive, each, self._levels(send))
+        return count, self.collective(send.primitive, each, self.lines.levels(send.axis))
 
     def _exposed(self, whole: Matrix, send: Send, backward_s: Matrix) -> Matrix:
         """Of buckets that are reduced as the last backward completes them."""

@@ -4,7 +4,7 @@ The numbers are those of `costmodel.estimate` but for what depends on the stages
 rank choices, and `estimate` judges those that come out best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
@@ -18,15 +18,18 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.ops.optimizer import casting_s, optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
-from meshwright.forms.exchange_rows import Axis, Event
+from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_among
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange_rows import Event
 from meshwright.forms.retention import KEEP
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.cluster.host import host_of
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.folded import Fold, folded_mesh, folds_of
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts, RunState, RunWork
-from meshwright.planner.across.spans import Collectives, Matrix, sums
+from meshwright.planner.across.spans import Collectives, Matrix, sums, together
 from meshwright.planner.across.stage_options import Figures, StageOptions, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.treatments import Treatments
@@ -46,8 +49,8 @@ class Case:
 
     mesh: Mesh
     spot: BlockSpot
-    shard: Levels
-    replicate: Levels
+    lines: Mapping[Fold, ReplicaLines]
+    """By folding."""
     at: At
     """What its blocks cost depends on."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -59,25 +62,31 @@ class Case:
     def __hash__(self) -> int:
         return self._hash
 
-    def levels(self, axis: Axis) -> Levels:
-        """The links of an axis of replicas."""
-        if axis == "dp":
-            return self.spot.dp_levels
-        return self.shard if axis == "dp_shard" else self.replicate
+
+class _Group(NamedTuple):
+    """Parameters for which the same axes are folded."""
+
+    sync: StageSync
+    trained: Trained
+    share: Matrix
+    """Of all trained bytes: what hides their messages is shared out so."""
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.sync.exchange
 
 
 class _Fixed(NamedTuple):
     """What does not depend on what is done with the activations of a case."""
 
-    sync: StageSync
-    trained: Trained
+    groups: tuple[_Group, ...]
     once_s: Matrix
     """Optimizer, and gradients that are summed over model axes."""
     held_bytes: Matrix
     """Parameters, optimizer and what is not seen."""
 
 
-_Tiers = tuple[str, Levels, tuple[Levels, ...], Levels, Levels]
+_Tiers = tuple[str, Levels, tuple[Levels, ...], Mapping[Fold, ReplicaLines]]
 
 
 class StageTables:
@@ -137,16 +146,16 @@ class StageTables:
 
     def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
         tiers = self._tiers(start, mesh)
-        slowest, replicas, model, shard, replicate = tiers
+        slowest, replicas, model, lines = tiers
         key = id(tiers), ceil(samples / mesh.dp), mesh.variant  # the table keeps its tiers
         if key not in self._spots:
             spot = BlockSpot(key[1], mesh.dp, mesh.model, slowest, replicas, model)
             self._spots[key] = spot, self.runs.canonical(At(spot, mesh.variant))
         spot, at = self._spots[key]
-        return Case(mesh, spot, shard, replicate, at)
+        return Case(mesh, spot, lines, at)
 
     def _tiers(self, start: int, mesh: Mesh) -> _Tiers:
-        """The slowest device type; tiers of replicas, model axes, dp_shard and dp_replicate."""
+        """The slowest device type; tiers of replicas and model axes, and lines by folding."""
         key = start, mesh.dp_replicate, mesh.dp_shard, mesh.model, mesh.dp_inside
         if key not in self._sites:
             tables, width = self.problem.tables, mesh.model_size
@@ -156,10 +165,17 @@ class StageTables:
             self._sites[key] = (
                 slowest, tables.levels(ranks[::width]),
                 tables.model_levels(ranks[:width], mesh.model),
-                tables.levels(ranks[: mesh.dp_shard * width : width]),
-                tables.levels(ranks[:: mesh.dp_shard * width]),
+                {fold: self._lines(mesh, ranks, fold) for fold in folds_of(mesh.model)},
             )  # fmt: skip
         return self._sites[key]
+
+    def _lines(self, mesh: Mesh, ranks: tuple[int, ...], fold: Fold) -> ReplicaLines:
+        sizes = ("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard), *mesh.model
+        view = mesh.folded(fold)
+        return lines_among(
+            self.problem.tables, folded_mesh(sizes, ranks, fold)[1] if fold else ranks,
+            view.model_size, view.dp, view.dp_shard,
+        )  # fmt: skip
 
     def entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
         """The figures of one case; `link` leads to the next stage."""
@@ -171,26 +187,47 @@ class StageTables:
     def _entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
         check_time()
         work = self.runs.work(case.at, mode)
-        sync, trained, fixed_s, _ = self._fixed_of(case)
-        more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)
+        groups, fixed_s, _ = self._fixed_of(case)
+        more = sum([
+            own.sync.per_microbatch_s(
+                own.trained, own.share * work.busy_s, own.share * work.backward_s
+            )
+            for own in groups
+        ])  # fmt: skip
+        once_s = sum([
+            own.sync.once_s(own.trained, own.share * work.backward_s) for own in groups
+        ])  # fmt: skip
         busy = work.busy_s + more
         _, sends = self.runs.borders(case.at, link)
         path = busy + 2 * sends[self.runs.classes.stop]
-        load = (num_microbatches - 1) * busy + (sync.once_s(trained, work.backward_s) + fixed_s)
+        load = (num_microbatches - 1) * busy + (once_s + fixed_s)
         if case.mesh.exchange.host_copies:
-            load = load + self._copied_s(case, trained, work, num_microbatches)
+            load = load + self._copied_s(case, groups[0].trained, work, num_microbatches)
         memory = self._memory(case, work, num_microbatches)
         return Figures(path, load, busy, *memory)
 
     def _fixed_of(self, case: Case) -> _Fixed:
         if case not in self._fixed:
-            state = self.runs.state(case.at)
-            sync, trained = self._sync(case), self._trained(case, state)
-            axes = zip(self.runs.summed(case.at), case.spot.model_levels, strict=True)
-            summed = sum(sync.summed_s(nbytes, levels) for nbytes, levels in axes)
+            folds = self.runs.folds(case.at, case.mesh)
+            states = [(fold or (), self.runs.state(case.at, fold)) for fold in folds]
+            total = np.maximum(1.0, sum([state.trained for _, state in states]))
+            groups = tuple(
+                _Group(
+                    self._sync(case, fold), self._trained(case, fold, state), state.trained / total
+                )
+                for fold, state in states
+            )
+            own = zip(
+                case.spot.model, self.runs.summed(case.at), case.spot.model_levels, strict=True
+            )
+            summed = sum([
+                groups[0].sync.summed_s(nbytes, levels) for (axis, _), nbytes, levels in own
+                if axis not in case.mesh.folds[-1]
+            ])  # fmt: skip
+            held = [(case.mesh.folded(fold), state) for fold, state in states]
             self._fixed[case] = _Fixed(
-                sync, trained, self._optimizer_s(case, state) + summed,
-                self._state_bytes(case, state),
+                groups, summed + together(self._optimizer_s(case, *one) for one in held),
+                together(self._state_bytes(case, *one) for one in held),
             )  # fmt: skip
         return self._fixed[case]
 
@@ -198,7 +235,7 @@ class StageTables:
         self, case: Case, work: RunWork, num_microbatches: int
     ) -> tuple[Matrix, Matrix, Matrix]:
         """(always, per micro-batch in flight, workspace)."""
-        sync, trained, _, held = self._fixed_of(case)
+        groups, _, held = self._fixed_of(case)
         sent, _ = self.runs.borders(case.at, None)
         arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
         device = self.problem.tables.devices[case.spot.device]
@@ -208,33 +245,36 @@ class StageTables:
         beyond = 1.0 + holes.moving
         flight = (work.saved_bytes + leaves) * beyond
         workspace = work.workspace_bytes * beyond
-        always, begun, packed, flat = sync.gradient_bytes(trained)
+        gradients = [own.sync.gradient_bytes(own.trained) for own in groups]
+        always, begun, packed, flat = (sum(column) for column in zip(*gradients, strict=True))
         beside = packed + flat
+        reduces = any([own.exchange.reduces_blocks for own in groups])
         if device.kind == "cpu":
             # A heap does not use the place of activations for flat ones. Where those are more, it
             # is they that leave holes.
             beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
-        elif not sync.exchange.reduces_blocks:
+        elif not reduces:
             beside = np.maximum(0.0, beside - flight)
-        if sync.exchange.gradients_leave_each and device.is_apart:
-            blocks = 2 if sync.exchange.comes_from_host else 3
-            begun = sync.exchange.read * np.minimum(trained.whole, blocks * trained.largest)
-        elif sync.exchange.gradients_are_freed and num_microbatches == 1 and device.is_apart:
+        exchange, trained = groups[0].exchange, groups[0].trained  # with a host there is no other
+        if exchange.gradients_leave_each and device.is_apart:
+            blocks = 2 if exchange.comes_from_host else 3
+            begun = exchange.read * np.minimum(trained.whole, blocks * trained.largest)
+        elif exchange.gradients_are_freed and num_microbatches == 1 and device.is_apart:
             begun = np.minimum(begun, 3 * trained.largest)  # two blocks' are on their way
         begun = begun * (1.0 + holes.gradients)
         static = held + always
-        exchange = sync.exchange
-        apart = exchange.reduces_blocks or (device.kind == "cpu" and not exchange.every_backward)
+        every = any([own.exchange.every_backward for own in groups])
+        apart = reduces or (device.kind == "cpu" and not every)
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond
-        if num_microbatches == 1 and not (exchange.packs and device.kind == "cpu"):
+        packs = any([own.exchange.packs for own in groups])
+        if num_microbatches == 1 and not (packs and device.kind == "cpu"):
             # Gradients come as activations go; a heap does not use the holes for flat ones.
             return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
         return static + begun, flight, workspace
 
-    def _state_bytes(self, case: Case, state: RunState) -> Matrix:
+    def _state_bytes(self, case: Case, mesh: Mesh, state: RunState) -> Matrix:
         """Parameters, with those of blocks that are gathered, and optimizer state."""
-        mesh = case.mesh
         kept = state.trained / mesh.dp_shard
         copies = update(self.problem.optimizer).copies
         held = mesh.exchange.parameter_bytes(1.0, mesh.dp_shard) * state.trained
@@ -269,53 +309,54 @@ class StageTables:
             found = found + shown * (count if copy.every else 1)
         return found
 
-    def _sync(self, case: Case) -> StageSync:
+    def _sync(self, case: Case, fold: Fold) -> StageSync:
         return StageSync(
-            case.mesh, case.spot.dp_levels, case.shard, case.replicate,
+            case.mesh.folded(fold), case.lines[fold],
             self.runs.overheads(case.at), self.collective, self.problem.tables.bucket_bytes,
         )  # fmt: skip
 
-    def _trained(self, case: Case, state: RunState) -> Trained:
+    def _trained(self, case: Case, fold: Fold, state: RunState) -> Trained:
         none = np.zeros_like(state.trained)
-        fetches = case.mesh.exchange.fetches
+        fetches = case.mesh.folded(fold).exchange.fetches
         if not fetches:
             return Trained(state.trained, state.largest, none, none, none)
-        gathered, scattered = self._gathers_at(case)
-        first = self.collective(fetches[0].primitive, state.widest, case.shard)
+        gathered, scattered = self._gathers_at(case, fold)
+        first = self.collective(fetches[0].primitive, state.widest, case.lines[fold].shard)
         return Trained(state.trained, state.largest, gathered, scattered, first)
 
-    def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
+    def _gathers_at(self, case: Case, fold: Fold) -> tuple[Matrix, Matrix]:
         """Seconds to gather the parameters block by block, and to send gradients after each
         backward."""
-        exchange = case.mesh.exchange
+        exchange, shard = case.mesh.folded(fold).exchange, case.lines[fold].shard
+        alike = fold if len(case.mesh.folds) > 1 else None
         fetch, *sends = exchange.fetches[0], *exchange.every_backward
         primitives = (fetch.primitive, *(send.primitive for send in sends))
-        key = (case.spot.model, case.mesh.variant, case.shard, primitives)
+        key = (case.spot.model, case.mesh.variant, shard, primitives, alike)
         if key not in self._gathers:
-            read = self.runs.read_per_block(case.at)
-            gathered = self.runs.of(self._by_block(case, fetch.primitive, read))
+            read = self.runs.read_per_block(case.at, alike)
+            gathered = self.runs.of(self._by_block(shard, fetch.primitive, read))
             scattered = np.zeros_like(gathered)
             for send in sends:
-                own = self.runs.trained_per_block(case.at)
-                blocks = self._by_block(case, send.primitive, own, but_first=True)
+                own = self.runs.trained_per_block(case.at, alike)
+                blocks = self._by_block(shard, send.primitive, own, but_first=True)
                 scattered = self.runs.of(blocks)
             self._gathers[key] = gathered, scattered
         return self._gathers[key]
 
     def _by_block(
-        self, case: Case, primitive: Primitive, held: Sequence[float], *, but_first: bool = False
+        self, shard: Levels, primitive: Primitive, held: Sequence[float], *, but_first: bool = False
     ) -> Matrix:
         known: dict[float, float] = {}
         for nbytes in held:
             if nbytes not in known:
-                known[nbytes] = collective_time(primitive, nbytes, case.shard) if nbytes else 0.0
+                known[nbytes] = collective_time(primitive, nbytes, shard) if nbytes else 0.0
         seconds = [known[nbytes] for nbytes in held]
         found = sums(seconds)
         # The scatter of a stage's first block goes on after its backward.
         return found - np.array([*seconds, 0.0])[:, None] if but_first else found
 
-    def _optimizer_s(self, case: Case, state: RunState) -> Matrix:
-        mesh, device = case.mesh, case.spot.device
+    def _optimizer_s(self, case: Case, mesh: Mesh, state: RunState) -> Matrix:
+        device = case.spot.device
         kept = state.trained / mesh.exchange.parts("optimizer", mesh.dp_shard)
         copied = mesh.exchange.copied if mesh.exchange.copies_on_host else 0.0
         key = device, "optimizer" in mesh.exchange.hosted, copied

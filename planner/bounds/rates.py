@@ -13,13 +13,15 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.forms.exchange_rows import Send
 from meshwright.forms.retention import moves, moves_all
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.folded import Fold
 from meshwright.planner.across.run_costs import At, RunCosts
-from meshwright.planner.across.spans import Matrix
+from meshwright.planner.across.spans import Matrix, together
 from meshwright.planner.across.stage_tables import Case
 from meshwright.planner.problem.saved_modes import free_modes
 
@@ -120,8 +122,7 @@ class BlockRates:
 
     def _row(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
         several = num_microbatches > 1
-        tiers = case.spot.dp_levels, case.shard, case.replicate
-        key = case.mesh, case.spot.device, tiers, several
+        key = case.mesh, case.spot.device, tuple(case.lines.values()), several
         if key not in self._rows:
             state, _ = self._state_of(case, several=several)
             self._rows[key] = state, *self._once_of(case), self._reduced_s(case)
@@ -133,28 +134,39 @@ class BlockRates:
         return found
 
     def _reduced_s(self, case: Case) -> Matrix:
-        _, trained = self._state_of(case, several=False)
-        sends = case.mesh.exchange.last_backward + case.mesh.exchange.late
-        return trained * sum([send.times * self._slope(send, case) for send in sends])
+        found = []
+        for fold in self.runs.folds(case.at, case.mesh):
+            exchange, lines = case.mesh.folded(fold or ()).exchange, case.lines[fold or ()]
+            _, trained = self._held_of(case, fold, several=False)
+            sends = exchange.last_backward + exchange.late
+            found.append(trained * sum([s.times * self._slope(s, lines) for s in sends]))
+        return together(found)
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
         """(optimizer and parameters on their way after it, gathering twice per micro-batch)."""
-        mesh, exchange = case.mesh, case.mesh.exchange
-        _, trained = self._state_of(case, several=False)
+        each = [self._once(case, fold) for fold in self.runs.folds(case.at, case.mesh)]
+        once, gather = zip(*each, strict=True)
+        return together(once), together(gather)
+
+    def _once(self, case: Case, fold: Fold | None) -> tuple[Matrix, Matrix]:
+        """Of the parameters for which axes are folded."""
+        mesh, lines = case.mesh.folded(fold or ()), case.lines[fold or ()]
+        exchange = mesh.exchange
+        _, trained = self._held_of(case, fold, several=False)
         kept = trained / exchange.parts("optimizer", mesh.dp_shard)
         once = kept * self._optimizer_slope(case)
         for send in exchange.at_end:
             sent = send.times * (trained / mesh.dp_shard if send.of_part else trained)
-            once = once + sent * self._slope(send, case)
+            once = once + sent * self._slope(send, lines)
         for send in exchange.published:
-            once = once + trained * send.times * self._slope(send, case)
+            once = once + trained * send.times * self._slope(send, lines)
         read = trained * exchange.read  # what is not trained may be whole all the same
-        gather = sum([read * self._slope(send, case) for send in exchange.fetches])
+        gather = sum([read * self._slope(send, lines) for send in exchange.fetches])
         return once, gather + trained * 0.0
 
-    def _slope(self, send: Send, case: Case) -> float:
+    def _slope(self, send: Send, lines: ReplicaLines) -> float:
         """Seconds per byte of large collectives: smaller ones take no less."""
-        levels = case.levels(send.axis)
+        levels = lines.levels(send.axis)
         key = (send.primitive, levels)
         if key not in self._slopes:
             low, high = (collective_time(send.primitive, n, levels) for n in (_LARGE, 2 * _LARGE))
@@ -271,10 +283,18 @@ class BlockRates:
 
     def _state_of(self, case: Case, *, several: bool) -> tuple[Matrix, Matrix]:
         """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
-        mesh = case.mesh
+        folds = self.runs.folds(case.at, case.mesh)
+        each = [self._held_of(case, fold, several=several) for fold in folds]
+        state, trained = zip(*each, strict=True)
+        return together(state), together(trained)
+
+    def _held_of(self, case: Case, fold: Fold | None, *, several: bool) -> tuple[Matrix, Matrix]:
+        """Of the parameters for which axes are folded."""
+        mesh = case.mesh.folded(fold or ())
         exchange = mesh.exchange
         key = (
-            mesh.model,
+            case.mesh.model,
+            fold,
             mesh.variant,
             exchange,
             mesh.dp_shard,
@@ -282,7 +302,7 @@ class BlockRates:
             self._device(case).is_apart,
         )
         if key not in self._held:
-            stored, trained, frozen = self._parameters(case)
+            stored, trained, frozen = self._parameters(case, fold)
             shard = mesh.dp_shard
             copies = update(self.problem.optimizer).copies
             parameters = stored - trained - frozen
@@ -298,15 +318,17 @@ class BlockRates:
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]
 
-    def _parameters(self, case: Case) -> tuple[Matrix, Matrix, Matrix]:
+    def _parameters(self, case: Case, fold: Fold | None) -> tuple[Matrix, Matrix, Matrix]:
         """Bytes of all that is stored, of the trained ones and of those that are not."""
         costs, tables = self.runs.bytes_of(case.at), self.problem.tables
         stored, trained, frozen = (np.zeros(len(self.kinds)) for _ in range(3))
+        folds = self.runs.foldings(case.at)
         for index, kind in enumerate(self.kinds):
             block = self.runs.blocks[kind.block]
             for name, nbytes in zip(block.params, costs[kind.block].param_bytes, strict=True):
                 # A tied parameter counts for the first block that has it.
-                if self.runs.first_user[name] == kind.block:
+                meant = fold is None or folds[kind.block][name] == fold
+                if meant and self.runs.first_user[name] == kind.block:
                     stored[index] += nbytes
                     trained[index] += nbytes * (name in tables.trained)
                     frozen[index] += nbytes * (name in tables.frozen)

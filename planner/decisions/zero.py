@@ -22,11 +22,14 @@ def splits(level: int) -> bool:
     return exchange(sync_name(level, 2), 2).is_split("optimizer")
 
 
-def levels(constraints: Iterable[Constraint], dp: int, shard: int) -> tuple[int, ...]:
+def levels(
+    constraints: Iterable[Constraint], dp: int, shard: int, *, folds: bool = False
+) -> tuple[int, ...]:
     """Return the levels that pins leave for so many replicas, of which so many share: those that
-    split something where there is somebody to share with."""
+    split something where there is somebody to share with. `folds`: ranks of a replica may share
+    (`ir.plan.folded`)."""
     asked = tuple(constraints)
-    found = tuple(level for level in LEVELS if splits(level) == (shard > 1))
+    found = tuple(n for n in LEVELS if splits(n) == (shard > 1) or (folds and splits(n)))
     if shard > 1 and (pinned(asked, "dp_shard") or 0) == shard:
         found = LEVELS  # asked for by name: also without sharding anything
     store = pinned_store(asked)

@@ -16,6 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.memo import Memo
+from meshwright.ir.plan.folded import Fold
 from meshwright.ir.plan.keeping import Keeping
 from meshwright.ir.plan.plan import (
     ClusterId,
@@ -69,6 +70,13 @@ class StageChoice:
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
+
+    def folded(self, fold: Fold) -> "StageChoice":
+        """The choice as it is for parameters for which axes are one with dp_shard; devices are in
+        no order."""
+        times = prod(size for axis, size in self.model if axis in fold)
+        left = tuple((axis, size) for axis, size in self.model if axis not in fold)
+        return replace(self, dp_shard=self.dp_shard * times, model=left) if fold else self
 
     @property
     def exchange(self) -> Exchange:

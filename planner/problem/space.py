@@ -8,8 +8,9 @@ from math import prod
 
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import chosen_exchange, exchange, stored_exchange, suits
+from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
 from meshwright.ir.memo import Memo
+from meshwright.ir.plan.folded import Fold, folds_of
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.ir.precision import AS_TRACED, Precision, precision
 from meshwright.planner.across import mesh_variants
@@ -81,6 +82,31 @@ class Mesh:
         if self.store:
             return copied(stored_exchange(name, self.dp, self.zero, self.store), self.numbers)
         return copied(exchange(name, self.dp), self.numbers)
+
+    def folded(self, fold: Fold) -> "Mesh":
+        """The mesh as it is for parameters for which axes are one with dp_shard."""
+        if not fold:
+            return self
+        if fold not in self._folded:
+            times = prod([size for axis, size in self.model if axis in fold])
+            left = tuple([(axis, size) for axis, size in self.model if axis not in fold])
+            self._folded[fold] = replace(self, dp_shard=self.dp_shard * times, model=left)
+        return self._folded[fold]
+
+    @cached_property
+    def _folded(self) -> "dict[Fold, Mesh]":
+        return {}
+
+    @cached_property
+    def folds(self) -> tuple[Fold, ...]:
+        """All foldings that its parameters may have."""
+        form = self.sync or sync_name(self.zero, self.dp_shard)
+        return folds_of(self.model) if form_folds(form) and not self.store else ((),)
+
+    @property
+    def shares(self) -> bool:
+        """Whether some parameters have several ranks among which they may be split."""
+        return max([self.folded(fold).dp_shard for fold in self.folds]) > 1
 
     def under(self, form: str) -> "Mesh":
         """The mesh with a form, where that goes with it."""
@@ -178,12 +204,12 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         replicate = dp // shard
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
-        for zero in levels(problem.constraints, dp, shard):
+        for zero in levels(problem.constraints, dp, shard, folds=len(folds_of(model)) > 1):
             store = pinned_store(problem.constraints)
             plain = Mesh(
                 replicate, shard, model, zero, variant, store=store, numbers=problem.tables.numbers
             )
-            for prefetch in depths(problem.constraints, plain.exchange):
+            for prefetch in depths(problem.constraints, plain.folded(plain.folds[-1]).exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):
                     yield replace(plain, prefetch=prefetch, dp_inside=True)

@@ -149,11 +149,12 @@ def folds(view: Stage) -> bool:
     that they have among replicas says so, and no store is named."""
     if view.store is not None:
         return False
-    return _folds(view.sync.form if view.sync else view.sync_form)
+    return form_folds(view.sync.form if view.sync else view.sync_form)
 
 
 @cache
-def _folds(key: str) -> bool:
+def form_folds(key: str) -> bool:
+    """Tells whether the replicas of a form may lie along axes that are folded."""
     return key in _FILES.names and bool(getattr(_FILES.load(key), "FOLDS", False))
 
 
@@ -400,7 +401,7 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
         return
     torn = list(_torn(stage, optimizer))
     if not torn and folds(stage):
-        torn = list(_torn(folded(stage, folds_of(stage)[-1]), optimizer))
+        torn = list(_torn(folded(stage, folds_of(stage.model)[-1]), optimizer))
     yield from torn
 
 
