@@ -302,8 +302,8 @@ def why_not(
         return "operands are not [samples, heads, length, width], or values are wider than keys"
     if not LEAST <= width <= MOST:
         return f"heads are {width} wide, kernels are for {LEAST} to {MOST}"
-    if query.dtype == torch.float64 and not INTERPRETED:
-        return "there are no products in float64"
+    if query.element_size() > 2 and not INTERPRETED:
+        return "kernels are for float16 and bfloat16"  # tiles of wider values spill
     if mask is not None and (mask.requires_grad or mask.ndim > 4):
         return "the mask wants a gradient, or has more dims than queries"
     if _places(query, key, first, sizes, strides) is None:
@@ -454,6 +454,8 @@ class DroppedByKernel(torch.autograd.Function):
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For heads of `width` in `element`, such as bf16: causal, and with a mask of where to look."""
+    if element not in ("bf16", "fp16"):
+        return
     pointers = ("query", "keys", "values")
     ints = (
         "heads", "shared", "num_queries", "num_keys", "head_width", "query_sample", "query_head",
