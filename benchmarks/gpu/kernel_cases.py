@@ -1,12 +1,16 @@
 """Inputs of the fused kernels at widths of real models, and the calls that time them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from meshwright.codegen.attention.dropped import attention
+from meshwright.codegen.collectives.comm import Comm
 from meshwright.ir.kernels import load_all
 from meshwright.ir.kernels.bucket import pack, packed, unpack, unpacked
 from meshwright.ir.kernels.bucket import table as bucket_table
@@ -101,6 +105,9 @@ def cases(tiny: bool, device: str) -> Iterator[tuple[str, Callable[[], KernelCas
             for backward in (False, True):
                 title = f"{name} {width}{' backward' * backward}"
                 yield title, _maker(title, ours, plain, make, width, device, backward)
+    for backward in (False, True):
+        title = f"dropped_attention 64{' backward' * backward}"
+        yield title, partial(_attending, title, tiny, device, backward=backward)
     yield "bucket pack", lambda: _packing(tiny, device)
     yield "bucket unpack", lambda: _unpacking(tiny, device)
     yield "adam", lambda: _adam(tiny, device)
@@ -154,6 +161,25 @@ def _backward(title: str, ours: Any, plain: Any, given: tuple[Any, ...]) -> Kern
     call, moved = ready(ours)
     other, _ = ready(plain)
     return KernelCase(title, call, other, 0 if title.split()[0] in PRODUCTS else moved)
+
+
+def _attending(title: str, tiny: bool, device: str, *, backward: bool) -> KernelCase:
+    """GPT-2's heads, causal, with dropout; beside torch's kernel, which draws for all samples."""
+    heads, length, width, p = *((2, 16) if tiny else (12, 1024)), 64, 0.1
+    given = [_normal(device, 8, heads, length, width) for _ in range(3)]
+    comm = Comm({}, {"tp": 1}, {"tp": 0}, seed=1)
+    comm.block, comm.step = "h.0", 0
+
+    def ours(*operands: Tensor) -> Tensor:
+        return attention(
+            comm, *operands, "attention", None, p, True, rows=1, per_sample=heads * length**2
+        )
+
+    def plain(*operands: Tensor) -> Tensor:
+        return scaled_dot_product_attention(*operands, None, p, True)
+
+    make = _backward if backward else _forward
+    return replace(make(title, ours, plain, tuple(given)), nbytes=0)
 
 
 def _parameters(tiny: bool, device: str, dtype: torch.dtype) -> list[Tensor]:

@@ -1,14 +1,13 @@
 """Attention with dropout whose masks belong to samples.
 
-On a GPU torch's own attention draws them, which one generator seeds for each sample in turn, on one
-rank's heads. Elsewhere scores are whole, of some samples at a time, and each chance has the number
-of its place in the whole batch. Few chances are kept for the backward, which makes many, and their
-numbers, again.
+Each chance has the number of its place in the whole batch. On a GPU one kernel draws them and keeps
+no scores (`ir.random.dropped_attention`). Where there is none for what is asked, and on CPUs,
+scores are whole, of some samples at a time. Few chances are kept for the backward, which makes
+many, and their numbers, again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -27,8 +26,10 @@ from meshwright.codegen.attention.attend import (
     wide,
 )
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.sharded.seeds import default_generator, key_of, seed_of
+from meshwright.codegen.sharded.seeds import key_of
+from meshwright.ir.launch import INTERPRETED, TAKEN
 from meshwright.ir.random.dropout import FACTORS
+from meshwright.ir.random.dropped_attention import DroppedByKernel, why_not
 from meshwright.ir.torch_private import safe_softmax
 
 KEPT = 1 << 22
@@ -47,7 +48,6 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     rows: int = 0,
-    axes: tuple[str, ...] = (),
     per_sample: int = 0,
     first: int = 0,
     sizes: tuple[int, ...] = (-1,),
@@ -55,55 +55,28 @@ def attention(
 ) -> Tensor:
     """Attention with dropout of chances [..., h, l, s], whose numbers lie as those of
     `codegen.sharded.dropout.dropout`. Samples have `rows` rows of dim 0 each, 0 if it is none of
-    theirs; model axes that split the result are `axes`."""
+    theirs."""
     more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not comm.training or comm.still or dropout_p == 1 or not query.numel():
         made = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **more)
         if not comm.training:
             return made
         return made * 0 if dropout_p == 1 else made / (1 - dropout_p)
-    if not query.is_cuda:
-        drawn = _Numbers(
-            dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
-            rows, per_sample,
-        )  # fmt: skip
-        return _by_scores((query, key, value), attn_mask, is_causal, scale, drawn)
-    return by_sample(comm, name, (query, key, value), attn_mask, (rows, axes), dropout_p, more)
-
-
-def by_sample(
-    comm: Comm,
-    name: str,
-    operands: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    where: tuple[int, tuple[str, ...]],
-    p: float,
-    more: Mapping[str, Any],
-) -> Tensor:
-    """Attention by torch's own kernel, which draws; the default generator is as before afterwards.
-    `where` are the rows of a sample and the axes whose coordinate matters."""
-    rows, axes = where
-    parts = []
-    with default_generator(operands[0].device) as generator:
-        given = [*operands, *([] if mask is None else [mask])]
-        for number, (query, key, value, *masks) in enumerate(_of_samples(given, rows)):
-            sample = comm.sample_offset + number if rows else -1
-            generator.manual_seed(seed_of(comm, name, sample, axes))
-            own = masks[0] if masks else None
-            parts.append(scaled_dot_product_attention(query, key, value, own, p, **more))
-    return _together(parts)
-
-
-def _of_samples(operands: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
-    """What each sample has of queries, keys, values and a mask, which may be one for all."""
-    query = operands[0]
-    if not rows:
-        return iter([tuple(operands)])
-    found: list[Iterable[Tensor]] = []
-    for x in operands:
-        shared = x.ndim < query.ndim or x.shape[0] < query.shape[0]
-        found.append(repeat(x, query.shape[0] // rows) if shared else torch.split(x, rows))
-    return zip(*found, strict=True)
+    drawn = _Numbers(
+        dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
+        rows, per_sample,
+    )  # fmt: skip
+    operands = query, key, value
+    if query.device.type == "cpu" and not INTERPRETED:
+        return _by_scores(operands, attn_mask, is_causal, scale, drawn)
+    query, key, value = operands = as_autocast(query), as_autocast(key), as_autocast(value)
+    numbered = drawn.key, drawn.first, sizes, strides
+    if why := why_not(query, key, value, attn_mask, *numbered[1:]):
+        TAKEN["dropped_attention", why] += 1
+        return _by_scores(operands, attn_mask, is_causal, scale, drawn)
+    by_kernel: Callable[..., Tensor] = DroppedByKernel.apply
+    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
+    return by_kernel(*operands, attn_mask, is_causal, scale, dropout_p, *numbered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,14 +56,11 @@ def _rule(op: Op, graph: Graph) -> Rule:
 
 
 def _dropped(site: OpSite, form: Form) -> Form:
-    """The numbers of its chances [..., h, l, s], and for kernels that draw their own where samples
-    lie and which axes split the result."""
+    """The numbers of its chances [..., h, l, s], and where samples lie."""
     if not form.arg("dropout_p"):
         return form
     layout, shape = site.output_layout(0), site.tensors[site.op.outputs[0]].shape
     found = numbered(site, (*shape[:-1], site.input(1).shape[-2]))
-    others = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
-    found |= {"axes": others} if others else {}
     batch = layout.get("dp")
     if isinstance(batch, Shard):
         if batch.dim or batch.outer != 1:

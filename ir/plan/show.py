@@ -254,8 +254,8 @@ def _together(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
 
 def _kernels(plan: Plan) -> Iterator[str]:
     """Where fused kernels were put in, and where one that was expected was not."""
-    if plan.kernels:
-        yield "fused kernels: " + ", ".join(f"{f.kernel} x{f.places}" for f in plan.kernels)
+    if put_in := [f"{f.kernel} x{f.places}" for f in plan.kernels if f.places]:
+        yield "fused kernels: " + ", ".join(put_in)
     for fusion in plan.kernels:
         for miss in fusion.missed:
             yield f"no {fusion.kernel} at {miss.where} ({miss.places} places): {miss.why}"

@@ -132,6 +132,12 @@ def _by_triton(
     return out if given is x else torch.empty_like(x).copy_(out)
 
 
+def _factors_by_triton(
+    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    return _by_triton(torch.ones_like(x), p, key, first, sizes, strides)
+
+
 def _shape(
     x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
@@ -139,6 +145,7 @@ def _shape(
 
 
 LIBRARY.impl("dropout_factors", factors, "CompositeExplicitAutograd")
+LIBRARY.impl("dropout_factors", _factors_by_triton, "CUDA")
 LIBRARY.impl("dropout_factors", _shape, "Meta")
 LIBRARY.impl("dropout_factors", torch.library.fallthrough_kernel, "Autograd")
 LIBRARY.impl("dropout", _by_triton if INTERPRETED else _by_torch, "CPU")

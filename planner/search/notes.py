@@ -46,7 +46,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (
         *_decided(problem, plan), *_batch(problem, plan),
         *_buffers(problem, plan), *_whole(problem, plan),
-        *random_notes(problem.graph, plan, problem.cluster),
+        *random_notes(problem.graph, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *measured,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from meshwright.ir import launch
 from meshwright.ir.kernels import route
 from tests.codegen.kernels import (
+    attention_cases,
     bucket_cases,
     bucket_update_cases,
     gelu_dropout_cases,
@@ -111,6 +112,15 @@ def _gelu_dropout() -> list[tuple[float, float]]:
     return [(max(errors), 1e-12) for errors in gelu_dropout_cases.under()["errors"]]
 
 
+def _attention() -> list[tuple[float, float]]:
+    """Two-byte values take the kernel on a GPU, others whole scores; masks are a CPU's for all."""
+    bounds = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+    return [
+        (max(attention_cases.errors(name, dtype)), bound)
+        for name, (dtype, bound) in product(attention_cases.CASES, bounds.items())
+    ]
+
+
 def _peers(name: str) -> list[tuple[float, float]]:
     """Kernels that read the memory of peers, which here lies on one device; only by Triton."""
     dtypes = peers_cases.DTYPES | {"bfloat16": 3e-2}
@@ -121,7 +131,12 @@ def _peers(name: str) -> list[tuple[float, float]]:
     ]
 
 
-OTHERS = {"bucket": _bucket, "bucket_update": _bucket_update, "gelu_dropout": _gelu_dropout}
+OTHERS = {
+    "attention": _attention,
+    "bucket": _bucket,
+    "bucket_update": _bucket_update,
+    "gelu_dropout": _gelu_dropout,
+}
 NAMES = {"cpu": [*OTHERS], "cuda": [*OTHERS, *peers_cases.CASES]}
 """Those of peers run on the CPU under Triton's interpreter alone (`test_peers`)."""
 

@@ -128,19 +128,6 @@ def test_nothing_is_dropped_in_evaluation_and_all_by_one():
     torch.testing.assert_close(dropped.attention(comm, *operands, "op", None, P), plain)
 
 
-def test_torchs_kernel_draws_for_a_sample_at_a_time():
-    """As on GPUs; here on a CPU."""
-    operands, mask = [x.detach() for x in _operands()], _bool_mask()
-    state = torch.get_rng_state()
-    whole = dropped.by_sample(_comm(), "op", tuple(operands), mask, (1, ()), P, {})
-    last = [x[2:] for x in operands]
-    part = dropped.by_sample(_comm(sample=2), "op", tuple(last), mask[2:], (1, ()), P, {})
-    assert torch.equal(part, whole[2:])
-    assert torch.equal(torch.get_rng_state(), state)
-    other = dropped.by_sample(_comm(), "op", tuple(operands), mask, (1, ("tp",)), P, {})
-    assert not torch.equal(other, whole)
-
-
 def test_tensors_without_memory_pass_through():
     with FakeTensorMode():
         shape = (B, H, L, E)
