@@ -16,11 +16,11 @@ from meshwright.arguments.targets import load_callable, load_target
 from meshwright.ir.errors import NonFinite
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.tokens import tokens_per_sample
 from meshwright.ir.profile.measured import StepKind
 from meshwright.ir.trace.loss_module import Batch
 from meshwright.running.display import StepDisplay, recording
 from meshwright.running.logs import MetricLog, parse_kinds
-from meshwright.running.metrics import tokens_per_sample
 from meshwright.running.ranks import run_ranks
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job

@@ -8,6 +8,7 @@ from meshwright.arguments.targets import cluster_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.tokens import tokens_per_sample
 from meshwright.running.utilisation import Utilisation, step_flops
 from meshwright.runtime.record.resident import resident_bytes
 
@@ -61,12 +62,6 @@ def _utilisation(plan: Plan, flops: float) -> Utilisation | None:
         return Utilisation(plan, cluster_of(plan, None), flops)
     except PlanError:
         return None
-
-
-def tokens_per_sample(plan: Plan) -> int:
-    """The second dim of an integer input; else 1, and rates are in samples."""
-    first = plan.model.inputs[0]
-    return first.shape[1] if first.dtype.startswith("int") and len(first.shape) > 1 else 1
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -8,6 +8,7 @@ from meshwright.costmodel.simulate.replay import replay
 from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Evidence
+from meshwright.ir.plan.tokens import tokens_per_sample
 from meshwright.ir.profile.measured import Measured
 from meshwright.ir.styles import style
 from meshwright.tools.report.measured_rows import measured_rows
@@ -58,6 +59,7 @@ def _headline(plan: Plan) -> dict[str, Any]:
         "hash": plan.hash,
         "step_s": predicted.step_s,
         "samples_per_s": predicted.samples_per_s,
+        "tokens": tokens_per_sample(plan),
         "band": predicted.error_band,
         "source": predicted.source,
         "profile": plan.profile.machine if plan.profile else "",

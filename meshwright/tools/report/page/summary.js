@@ -26,23 +26,19 @@ function figure(value, text, more) {
 function figures() {
   const p = DATA.plan;
   const fullest = DATA.memory[0];
-  const busy = busiest();
   const found = [
     figure(seconds(p.step_s), "per step", `± ${percent(p.band)}, ${p.source}`),
-    figure(digits(p.samples_per_s), "samples per second"),
+    figure(digits(p.samples_per_s), "samples per second",
+      p.tokens > 1 && `${digits(p.samples_per_s * p.tokens / p.used)} tokens/s per device`),
     figure(bytes(fullest.used), fullest.room ? `of ${bytes(fullest.room)} on the fullest rank`
       : "on the fullest rank", fullest.room && `${percent(fullest.used / fullest.room)} used`),
-    figure(percent((busy.seconds.wait || 0) / p.step_s), "of the step the busiest rank waits"),
   ];
+  if (DATA.ranks.length > 1) found.push(figure(percent(DATA.timeline.bubble, 1), "of the pipeline is idle"));
   if (DATA.search && DATA.search.bound_s) {
     const s = DATA.search;
     found.push(figure(percent(s.gap, 1), "above the bound", `${s.bounded} takes less than ${seconds(s.bound_s)}`));
   }
   return el("div", { class: "figures" }, found);
-}
-
-function busiest() {
-  return DATA.ranks.reduce((a, b) => ((a.seconds.wait || 0) <= (b.seconds.wait || 0) ? a : b));
 }
 
 // Ranks whose seconds are equal to within 0.2 % of the step are one row.
