@@ -11,9 +11,19 @@ STYLE = Style(
     regathers=True,
     balanced=True,
     samples_on=("ep",),
-    kernels=("layer_norm", "rms_norm", "bias_gelu", "gelu", "swiglu", "rotary", "cross_entropy",
-             "route"),
+    token_to="expert",
+    kernels=(
+        "layer_norm",
+        "rms_norm",
+        "bias_gelu",
+        "gelu",
+        "swiglu",
+        "rotary",
+        "cross_entropy",
+        "route",
+    ),
     pins=(*ZERO_ONLY, "overlap=gradients"),
     memory=StackMemory(reserved=RESERVED),
-    reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
+    reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py, "
+    "moe/token_dispatcher.py (MoEAlltoAllTokenDispatcher permutes before it sends)",
 )
