@@ -46,6 +46,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
     (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
     # Recipes of NeMo and Megatron Bridge: grad_reduce_in_fp32 = False (llama31_llm_pretrain.py).
+    (("deepep", "hybridep"), Stack("nemo-flex", sums_half=True)),
     (("nemo", "transformer engine", "megatron bridge"), Stack("nemo", sums_half=True)),
     (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),

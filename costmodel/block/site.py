@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of, send_time
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
-from meshwright.ir.layout.op_messages import SHIFT, Inner
+from meshwright.ir.layout.op_messages import SHIFT, Inner, copies_of
 from meshwright.ir.styles import Style, style
 
 USUAL = style("")
@@ -41,7 +41,29 @@ class StageSite:
             sent = (send_time(message.nbytes, level.link) for level in self.levels[axis])
             one = max(sent, default=0.0)
             return message.times * (one + self._copied_s(message.nbytes))
-        return message.times * self.primitive_s(Primitive(message.kind), message.nbytes, axis)
+        primitive = Primitive(message.kind)
+        if message.picked:
+            return message.times * self._routed_s(primitive, message, axis)
+        return message.times * self.primitive_s(primitive, message.nbytes, axis)
+
+    def _routed_s(self, primitive: Primitive, message: Inner, axis: str) -> float:
+        """Tokens to their experts, or home, with as many copies as the stack makes of each."""
+        levels = self.levels[axis]
+        once = copies_of(self.axes[axis].size, message.picked)
+        match self.run_as.token_to:
+            case "rank":
+                return self.primitive_s(primitive, message.nbytes, axis)
+            case "expert":
+                nbytes = round(message.nbytes * message.picked / once)
+                return self.primitive_s(primitive, nbytes, axis)
+            case "node" if len(levels) > 1:
+                # Both tiers work at once: the outer ones carry a copy for each node.
+                nodes = ranks_of(levels[1:])
+                outside = round(message.nbytes * copies_of(nodes, message.picked) / once)
+                inside_s = collective_time(primitive, message.nbytes / nodes, levels[:1])
+                return max(self.primitive_s(primitive, outside, axis), inside_s)
+            case _:
+                return self.primitive_s(primitive, message.nbytes, axis)
 
     def _copied_s(self, nbytes: float) -> float:
         curve = curve_of(OpClass.COPY, self.device)

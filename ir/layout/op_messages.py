@@ -45,6 +45,9 @@ class Inner:
     """Whether they belong to the backward pass."""
     beside: bool = False
     """Whether the op computes meanwhile."""
+    picked: int = 0
+    """Of tokens on their way to experts, and of what comes home: how many experts each picks, on
+    different ranks or not; the bytes count it once for each rank."""
 
 
 Operands = Sequence[LocalOperand]

@@ -8,7 +8,7 @@ that a results page reports on.
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
@@ -31,6 +31,8 @@ launch, as long as 16 dispatches; assumption."""
 USUAL = Launching(collective_s=COLLECTIVE_S)
 RESERVED = 0.03
 """What torch's caching allocator has reserved beyond what is allocated at the peak; assumption."""
+
+TokenTo = Literal["expert", "rank", "node"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,9 @@ class Style:
     samples_on: tuple[str, ...] = ()
     """Model axes whose ranks have samples of their own where plans of ours split each sample's
     sequence: attention sends nothing on them."""
+    token_to: TokenTo = "rank"
+    """What gets an expert's token once: each expert that it picked, each rank of them, or each node
+    of them, whose ranks hand it on to one another."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False

@@ -12,6 +12,7 @@ STYLE = replace(
     title="NeMo AutoModel",
     libraries=2025,
     attention=NEMO.attention,
+    token_to="node",
     kernels=("rms_norm", "swiglu", "rotary", "route"),
     reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark",
 )

@@ -11,6 +11,7 @@ STYLE = Style(
     regathers=True,
     balanced=True,
     samples_on=("ep",),
+    token_to="expert",
     kernels=(
         "layer_norm",
         "rms_norm",
@@ -23,5 +24,6 @@ STYLE = Style(
     ),
     pins=(*ZERO_ONLY, "overlap=gradients"),
     memory=StackMemory(reserved=RESERVED),
-    reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py",
+    reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py, "
+    "moe/token_dispatcher.py (MoEAlltoAllTokenDispatcher permutes before it sends)",
 )

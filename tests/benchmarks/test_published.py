@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.published.cuts import by_cost, equal, full, starts
 from benchmarks.published.measured import RowError
+from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.notes import HEAD
 from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
@@ -161,15 +162,37 @@ def test_how_stacks_cut_layers():
 
 
 def test_what_plans_have_no_word_for_is_refused():
-    with pytest.raises(RowError, match="experts"):
-        pins_of(row(model=GPT3 | {"moe": {"experts": 8}}))
+    with pytest.raises(RowError, match="not gated"):
+        config_of(ModelKind(shape=row(model=GPT3 | {"moe": {"experts": 8}}).shape), 2048)
     with pytest.raises(RowError, match="not whole micro-batches"):
         pins_of(replace(row(), gbs=63, mbs=2))
     with pytest.raises(RowError, match="second layer"):
         pins_of(nanotron(8, recompute="selective: every second layer"))
 
 
+def test_mixtures_of_experts_have_the_shapes_of_their_rows():
+    """Against the sums that the models' cards give: all parameters, and those of a token."""
+    table = next(tables(Path("benchmarks/tables"), only="mixtures"))
+    assert not table.skipped
+    known = {"Qwen3 30B-A3B": 30.5e9, "Qwen3 235B-A22B": 235e9, "Grok-1 314B": 314e9,
+             "Llama 4 Maverick 400B": 400e9, "GPT-OSS 120B": 116.8e9}  # fmt: skip
+    rows = {row.label.split(" dp")[0]: row for row in table.rows}
+    for name, parameters in known.items():
+        shape = rows[name].shape
+        assert shape.parameters == pytest.approx(parameters, rel=0.015), name
+        config = config_of(ModelKind(shape=shape), 4096)
+        assert (config.num_experts, config.num_experts_per_tok) == (shape.experts, shape.top_k)
+    latent = config_of(ModelKind(shape=rows["DeepSeek-V3 671B"].shape), 4096)
+    assert (latent.kv_lora_rank, latent.n_routed_experts, latent.first_k_dense_replace) == (
+        512, 256, 3,
+    )  # fmt: skip
+    assert latent.n_shared_experts == 1
+
+
 def test_precisions_by_words():
+    assert precision_of(row("nemo", precision="fp8"), stack_of(row("nemo"))) == (
+        "fp8-tensorwise-sums"
+    )
     assert precision_of(llama(precision="float8 rowwise"), stack_of(llama())) == "fp8-rowwise"
     assert precision_of(row(precision="fp16"), stack_of(row())) == "fp16"
     assert precision_of(row("fms-fsdp"), stack_of(row("fms-fsdp"))) == "bf16-sums"

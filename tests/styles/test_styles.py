@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import meshwright as mw
 from meshwright.costmodel.as_run import as_exchanged, as_run
@@ -19,6 +26,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.op_messages import copies_of
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
@@ -64,11 +72,14 @@ def step_s(plan: Plan) -> float:
     return plan.predicted.step_s
 
 
-def with_style(monkeypatch: pytest.MonkeyPatch, graph: Graph, plan: Plan, stack: Style) -> float:
+def with_style(
+    monkeypatch: pytest.MonkeyPatch, graph: Graph, plan: Plan, stack: Style, nodes: int = 1
+) -> float:
     """Seconds of the plan as a stack of the test's own runs it."""
     monkeypatch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
-    tables = CostTables(graph, Cluster.preset("h100-sxm"), plan.precision)
-    return estimate_all(graph, Cluster.preset("h100-sxm"), plan, tables).prediction.step_s
+    cluster = Cluster.preset("h100-sxm", num_nodes=nodes)
+    tables = CostTables(graph, cluster, plan.precision)
+    return estimate_all(graph, cluster, plan, tables).prediction.step_s
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -194,6 +205,39 @@ def test_balanced_rings_share_causal_attention_out(
     plan = build_plan(problem, uniform_choice(problem, model=(("cp", 2),), num_microbatches=1))
     last = with_style(monkeypatch, graph, plan, style(""))
     assert with_style(monkeypatch, graph, plan, replace(style(""), balanced=True)) < last
+
+
+def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention sends nothing where ranks of experts have samples of their own. A token that goes
+    once to each expert, rank or node travels ever less: of 8 picks on 16 ranks of 2 nodes, 8, 6.5
+    and 2 copies, half of which stay on a node."""
+    config = Qwen3MoeConfig(
+        hidden_size=1024, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8,
+        head_dim=128, moe_intermediate_size=256, intermediate_size=256, num_experts=16,
+        num_experts_per_tok=8, vocab_size=1024, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config)
+    ids = torch.zeros(2, 4096, dtype=torch.int64)
+    made = trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=16, precision="bf16")
+    cluster = Cluster.preset("h100-sxm", num_nodes=2)
+    problem = make_problem(made, cluster, style="nemo", precision="bf16")
+    plan = build_plan(problem, uniform_choice(problem, model=(("ep", 16),), variant="halves"))
+
+    def seconds(**changes: Any) -> float:
+        return with_style(monkeypatch, made, plan, replace(style("nemo"), **changes), nodes=2)
+
+    assert seconds() < 0.98 * seconds(samples_on=())
+    expert, rank, node = (seconds(token_to=to) for to in ("expert", "rank", "node"))
+    # The network's rate bounds the first two: their messages are as 8 to 6.45.
+    assert node < rank < expert
+    assert (
+        0.9
+        < (expert - rank)
+        / (8 - copies_of(16, 8))
+        / ((rank - node) / (copies_of(16, 8) - copies_of(2, 8)))
+        < 1.6
+    )
 
 
 def test_what_comes_before_a_softmax_may_be_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from meshwright.costmodel.block.clock import BlockSums
 from meshwright.costmodel.ops.compute import OpTime, formula, op_time
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
-from meshwright.costmodel.ops.kernel_work import forward_gemms, forward_work, input_work
+from meshwright.costmodel.ops.kernel_work import (
+    forward_gemms,
+    forward_work,
+    input_work,
+    weight_work,
+)
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
@@ -350,6 +355,25 @@ def test_products_of_ops(
     target: str, shapes: list[tuple[int, ...]], flops: float, expected: list[Gemm]
 ) -> None:
     assert list(forward_gemms(target, shapes, flops)) == expected
+
+
+def test_experts_weights_have_their_gradients_once() -> None:
+    """Tokens and what they are weighted by are two operands with gradients; neither is a factor of
+    the other's."""
+    tokens, weights = LocalInput((32, 16), 1024, True, False), LocalInput((32, 2), 128, True, False)
+    index = LocalInput((32, 2), 512, False, False)
+    gate_up = LocalInput((4, 48, 16), 6144, True, True)
+    down = LocalInput((4, 16, 24), 3072, True, True)
+    op = LocalOp(
+        "meshwright.experts.default", OpClass.MATMUL, "bfloat16", 2 * 64 * 16 * 72,
+        (tokens, index, weights, gate_up, down), ((32, 16),), 1024, True,
+    )  # fmt: skip
+    before, own = input_work(op), weight_work(op)
+    assert before and own
+    products = forward_gemms(op.target, [i.shape for i in op.inputs], op.flops)
+    assert before.gemms == tuple(g.for_input() for g in products)
+    assert own.gemms == tuple(g.for_weight() for g in products)
+    assert before.flops == own.flops == op.flops
 
 
 def test_narrow_products_share_a_tile() -> None:
