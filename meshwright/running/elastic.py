@@ -37,6 +37,7 @@ JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
 RETRY_LOST_S = 600.0
 SEARCH_S = 10.0
+_WAIT_S = 0.1
 _NICE = 10
 """Of the thread that searches ahead."""
 
@@ -169,8 +170,12 @@ class Supervisor:
             try:
                 plan = self.replanner.plan_without(sorted(self.lost))
             except MeshwrightError as error:
-                self._say(f"no plan for what is left: {error}")
-                return STOP
+                if not self.lost:
+                    self._say(f"no plan: {error}")
+                    return STOP
+                self._say(f"no plan for what is left, waiting for a lost device: {error}")
+                self._await_device(asked)
+                continue
             search_s = time.monotonic() - began
             end = self._start(plan, search_s)
             self.started += 1
@@ -182,6 +187,12 @@ class Supervisor:
             if end.cause is not None and (code := self._judged(end)) is not None:
                 return code
         return RETRY  # the newest checkpoint has what was done
+
+    def _await_device(self, asked: Sequence[int]) -> None:
+        """Returns when the first lost device may be tried again, or a signal has come."""
+        at = min(self.lost.values())
+        while time.monotonic() < at and not asked:
+            time.sleep(_WAIT_S)
 
     def _start(self, plan: Plan, search_s: float) -> JobEnd:
         folder = self.output / f"start-{self.started}"
