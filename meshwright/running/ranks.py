@@ -220,7 +220,7 @@ class Ranks:
 
     def _step(self, told: Store, rank: int) -> int:
         found = standings(told, self.world_size)
-        ended = {r for r, code in self.poll().items() if code}
+        ended = self.poll()
         steps = [s.step for r, s in found.items() if r not in ended]
         own = found[rank].step if rank in found else -1
         return max(own, min(steps, default=own))
