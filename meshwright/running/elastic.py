@@ -53,6 +53,7 @@ class Replanner:
     _found: dict[str, Plan] = field(default_factory=dict)
     _graph: Graph | None = None
     _lock: Any = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
         check_elastic(self.plan, self.cluster)
@@ -105,10 +106,15 @@ class Replanner:
         """Beside training: finds the plan for one device less, whichever it will be."""
         more = [r for r in range(self.cluster.num_devices) if r not in lost]
         if len(more) > 1:
-            thread = threading.Thread(
+            self._thread = threading.Thread(
                 target=self._ahead, args=((*lost, more[-1]),), name="search ahead", daemon=True
             )
-            thread.start()
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits for a search that is under way: a process that ends within one aborts."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _ahead(self, lost: Sequence[int]) -> None:
         if hasattr(os, "setpriority"):
@@ -277,4 +283,7 @@ def run_elastic(
     replanner = Replanner(plan, cluster_of(plan, cluster), load_target(target, meta=True))
     supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
     with children.ending_signals() as asked:
-        return supervisor.run(asked)
+        try:
+            return supervisor.run(asked)
+        finally:
+            replanner.close()

@@ -56,6 +56,8 @@ class JobEnd:
         first = [self.codes[self.cause.rank]] if self.cause and self.codes else []
         wrong = [code for code in (*first, *self.codes.values()) if code]
         code = next(iter([*(c for c in wrong if c != -SIGKILL), *wrong]), 0)
+        if code < 0 and self.cause is not None and self.cause.kind == "raised":
+            return 1  # it was killed, or Gloo aborted it, before it could leave with a code
         return code if code >= 0 else 128 - code
 
 
