@@ -187,7 +187,7 @@ _KILLED = "rank 1 was killed by SIGKILL, in step 6"
 _EVERYONE = _at(*((0, rank) for rank in range(RANKS)))
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(lambda x: None, ""),
-    "exception": Fault(_raise, "rank 1, outside a step, after step 5: ArithmeticError: the seventh"),
+    "exception": Fault(_raise, "rank 1, outside a step, after step 5: ArithmeticError: the"),
     "exception in the step": Fault(_raise_in_step, "ArithmeticError"),
     "exception in a handler": Fault(_raise_in_handler, "in a handler"),
     "the same exception twice": Fault(
