@@ -9,18 +9,20 @@ import argparse
 import ctypes
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,6 +32,8 @@ AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
 LIMIT_S = 180.0
+KILLS, LONG, LONG_S, _BATCH_S = "FAULT_KILLS", 1500, 1500.0, 0.01
+"""A run of so many steps, in which ranks are killed at random times."""
 _LAST_S = 0.02
 """After the batch was given out: within the step, mostly."""
 
@@ -66,6 +70,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
     fault = FAULTS.get(os.environ.get(FAULT, ""))
     for number in range(10**6):
         x, y = _batch(number)
+        time.sleep(_BATCH_S if KILLS in os.environ else 0.0)
         if fault and number == AT and (int(start), int(rank)) in fault.places:
             happened = Path(os.environ[WHERE], "happened")
             if not happened.exists():
@@ -182,7 +187,7 @@ _KILLED = "rank 1 was killed by SIGKILL, in step 6"
 _EVERYONE = _at(*((0, rank) for rank in range(RANKS)))
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(lambda x: None, ""),
-    "exception": Fault(_raise, "rank 1, outside a step: ArithmeticError('the seventh seal')"),
+    "exception": Fault(_raise, "rank 1, outside a step, after step 5: ArithmeticError: the"),
     "exception in the step": Fault(_raise_in_step, "ArithmeticError"),
     "exception in a handler": Fault(_raise_in_handler, "in a handler"),
     "the same exception twice": Fault(
@@ -257,16 +262,24 @@ def plan_file(folder: Path) -> Path:
     return path
 
 
+def _environment(name: str, folder: str) -> dict[str, str]:
+    return {**os.environ, FAULT: name, WHERE: folder, "MESHWRIGHT_CHECK": "0"}
+
+
+def _command(plan: Path, folder: Path, steps: int, every: str, more: Sequence[str]) -> list[str]:
+    module = __spec__.name
+    command = [sys.executable, "-m", "meshwright", "run", str(plan), f"{module}:model"]
+    command += ["--data", f"{module}:data", "--steps", str(steps), "-o", str(folder / "run")]
+    command += ["--save", str(folder / "saved"), "--save-every", every, "--keep", "3"]
+    return [*command, "--elastic", "--no-trace", "--resume", *more]
+
+
 def outcome(name: str, plan: Path) -> Outcome:
     """Runs with the fault of that name; again, if all of it was killed."""
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
-        own = os.environ | {FAULT: name, WHERE: where, "MESHWRIGHT_CHECK": "0"}
-        module = __spec__.name
-        command = [sys.executable, "-m", "meshwright", "run", str(plan), f"{module}:model"]
-        command += ["--data", f"{module}:data", "--steps", str(STEPS), "-o", str(folder / "run")]
-        command += ["--save", str(folder / "saved"), "--save-every", "2", "--keep", "3"]
-        command += ["--elastic", "--no-trace", "--resume", *FAULTS[name].more]
+        own = _environment(name, where)
+        command = _command(plan, folder, STEPS, "2", FAULTS[name].more)
         done = subprocess.run(
             command, env=own, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -309,7 +322,15 @@ def main() -> int:
     """0 if every fault ended as it should."""
     parser = argparse.ArgumentParser("python -m benchmarks.faults", description=__doc__)
     parser.add_argument("words", nargs="*")
-    words = parser.parse_args().words
+    parser.add_argument("--kills", type=int, default=0, help="of random ranks, in one long run")
+    asked = parser.parse_args()
+    words = asked.words
+    if asked.kills:
+        with tempfile.TemporaryDirectory() as folder:
+            wrong, starts = _killed_at_random(asked.kills, plan_file(Path(folder)))
+        right = f"losses of all {LONG} steps are those of a run without"
+        print(f"{asked.kills} kills, {starts} starts: {wrong or right}")
+        return int(bool(wrong))
     names = [n for n in FAULTS if not words or n == "none" or any(w in n for w in words)]
     bad = 0
     print("| " + " | ".join(_HEADS) + " |")
@@ -324,6 +345,44 @@ def main() -> int:
             bad += bool(wrong)
             print(_row(found, wrong), flush=True)
     return int(bad > 0)
+
+
+def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
+    """What is wrong with a run in which `count` times one of its ranks is killed, and how often its
+    ranks were started."""
+    chosen = random.Random(0)
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        runs = {}
+        for name in ("whole", "killed"):
+            command = _command(plan, folder / name, LONG, "50", ("--retry-lost", "1"))
+            process = subprocess.Popen(
+                command, env=_environment("", where) | {KILLS: "1"}, stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            if name == "killed":
+                _kill_ranks(process, folder / name, count, chosen)
+            code = process.wait(LONG_S)
+            runs[name] = _read("none", code, "", folder / name)
+            if code:
+                return f"{name}: exit code {code}, {runs[name].causes[-1:]}", 0
+        return runs["killed"].wrong(runs["whole"].losses), len(runs["killed"].ranks)
+
+
+def _kill_ranks(
+    process: subprocess.Popen[bytes], folder: Path, count: int, chosen: random.Random
+) -> None:
+    """Each start trains for a random time, then loses a rank."""
+    for number in range(count):
+        log = folder / f"run/start-{number}/metrics.jsonl"
+        while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 2):
+            time.sleep(0.1)
+        time.sleep(chosen.uniform(0.0, 1.5))
+        if process.poll() is not None:
+            return
+        ranks = [p for p in psutil.Process(process.pid).children() if "RANK" in p.environ()]
+        for rank in chosen.sample(ranks, min(len(ranks), 1)):
+            rank.kill()
 
 
 _HEADS = ("fault", "ranks", "detected, s", "trains again, s", "exit", "cause named", "right")

@@ -37,6 +37,7 @@ JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
 RETRY_LOST_S = 600.0
 SEARCH_S = 10.0
+_WAIT_S = 0.1
 _NICE = 10
 """Of the thread that searches ahead."""
 
@@ -52,6 +53,7 @@ class Replanner:
     _found: dict[str, Plan] = field(default_factory=dict)
     _graph: Graph | None = None
     _lock: Any = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
         check_elastic(self.plan, self.cluster)
@@ -104,10 +106,15 @@ class Replanner:
         """Beside training: finds the plan for one device less, whichever it will be."""
         more = [r for r in range(self.cluster.num_devices) if r not in lost]
         if len(more) > 1:
-            thread = threading.Thread(
+            self._thread = threading.Thread(
                 target=self._ahead, args=((*lost, more[-1]),), name="search ahead", daemon=True
             )
-            thread.start()
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits for a search that is under way: a process that ends within one aborts."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _ahead(self, lost: Sequence[int]) -> None:
         if hasattr(os, "setpriority"):
@@ -169,8 +176,12 @@ class Supervisor:
             try:
                 plan = self.replanner.plan_without(sorted(self.lost))
             except MeshwrightError as error:
-                self._say(f"no plan for what is left: {error}")
-                return STOP
+                if not self.lost:
+                    self._say(f"no plan: {error}")
+                    return STOP
+                self._say(f"no plan for what is left, waiting for a lost device: {error}")
+                self._await_device(asked)
+                continue
             search_s = time.monotonic() - began
             end = self._start(plan, search_s)
             self.started += 1
@@ -182,6 +193,12 @@ class Supervisor:
             if end.cause is not None and (code := self._judged(end)) is not None:
                 return code
         return RETRY  # the newest checkpoint has what was done
+
+    def _await_device(self, asked: Sequence[int]) -> None:
+        """Returns when the first lost device may be tried again, or a signal has come."""
+        at = min(self.lost.values())
+        while time.monotonic() < at and not asked:
+            time.sleep(_WAIT_S)
 
     def _start(self, plan: Plan, search_s: float) -> JobEnd:
         folder = self.output / f"start-{self.started}"
@@ -266,4 +283,7 @@ def run_elastic(
     replanner = Replanner(plan, cluster_of(plan, cluster), load_target(target, meta=True))
     supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
     with children.ending_signals() as asked:
-        return supervisor.run(asked)
+        try:
+            return supervisor.run(asked)
+        finally:
+            replanner.close()

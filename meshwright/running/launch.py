@@ -98,7 +98,8 @@ def train(
         wanted = step_kinds(max(0, steps - job.state.step), trace=trace)
         try:
             source = saver.batches(batches(plan, data))
-            _steps(job, wanted, source, output, recorder, metrics, saver)
+            with job.failures.guard():  # also between steps
+                _steps(job, wanted, source, output, recorder, metrics, saver)
             saver.finish()
         except RuntimeError:
             if saver.asked_by is None or saver.left:

@@ -56,6 +56,8 @@ class JobEnd:
         first = [self.codes[self.cause.rank]] if self.cause and self.codes else []
         wrong = [code for code in (*first, *self.codes.values()) if code]
         code = next(iter([*(c for c in wrong if c != -SIGKILL), *wrong]), 0)
+        if code < 0 and self.cause is not None and self.cause.kind == "raised":
+            return 1  # it was killed, or Gloo aborted it, before it could leave with a code
         return code if code >= 0 else 128 - code
 
 
@@ -220,7 +222,7 @@ class Ranks:
 
     def _step(self, told: Store, rank: int) -> int:
         found = standings(told, self.world_size)
-        ended = {r for r, code in self.poll().items() if code}
+        ended = self.poll()
         steps = [s.step for r, s in found.items() if r not in ended]
         own = found[rank].step if rank in found else -1
         return max(own, min(steps, default=own))

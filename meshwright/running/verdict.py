@@ -9,6 +9,8 @@ from meshwright.runtime.world.failure import FirstFailure
 
 _OWN_FAULT, _OTHERS_FAULT = 2, 3
 """So many times at one step ends the job: an error that it raised, or whatever kills it there."""
+_IN_VAIN = 5
+"""Starts in a row that get no further than one before, whatever ends them."""
 _REFUSALS = frozenset({2, 3, 4, 5})
 """Exit codes of what breaks a rule: it would break it again."""
 _ERRORS = {3: ("Infeasible",), 4: ("PlanError", "NonFinite", "TraceError"),
@@ -17,7 +19,7 @@ _ERRORS = {3: ("Infeasible",), 4: ("PlanError", "NonFinite", "TraceError"),
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureVerdict:
     """What to do after a failure."""
 
     again: bool
@@ -26,25 +28,25 @@ class Verdict:
     """Where it is not started again."""
 
 
-def judge(end: JobEnd, before: Sequence[FirstFailure]) -> Verdict:
+def judge(end: JobEnd, before: Sequence[FirstFailure]) -> FailureVerdict:
     """Of a job that ended by a failure; `before` are those of its earlier starts, oldest first."""
     cause = end.cause
     assert cause is not None
-    own = end.codes.get(cause.rank, 1)
-    refused = (
-        own
-        if own in _REFUSALS
-        else next((code for code, names in _ERRORS.items() if cause.error.startswith(names)), 0)
-    )
-    if refused:
-        return Verdict(again=False, why="it would be refused again", exit_code=refused)
-    same = [one for one in before if _alike(one, cause)]
+    code = end.codes.get(cause.rank, 1)
+    if code not in _REFUSALS:
+        code = next((n for n, names in _ERRORS.items() if cause.error.startswith(names)), 0)
+    if code:
+        return FailureVerdict(again=False, why="it would be refused again", exit_code=code)
+    times = 1 + sum(_alike(one, cause) for one in before)
     own = cause.kind == "raised" or (cause.kind == "died" and cause.error in _CRASHES)
-    if len(same) + 1 >= (_OWN_FAULT if own else _OTHERS_FAULT):
-        times = len(same) + 1
+    if times >= (_OWN_FAULT if own else _OTHERS_FAULT):
         why = f"the same at the same step, {times} times"
-        return Verdict(again=False, why=why, exit_code=STOP)
-    return Verdict(again=True, why="")
+        return FailureVerdict(again=False, why=why, exit_code=STOP)
+    steps = [one.step for one in (*before, cause)]
+    if (in_vain := len(steps) - 1 - steps.index(max(steps))) >= _IN_VAIN:
+        why = f"{in_vain} starts in a row came no further"
+        return FailureVerdict(again=False, why=why, exit_code=STOP)
+    return FailureVerdict(again=True, why="")
 
 
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})

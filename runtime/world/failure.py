@@ -90,6 +90,7 @@ class Failures:
         self._patience = Patience(hang_s)
         self._closed = threading.Event()
         self._ended_by = ""
+        self._reported: BaseException | None = None
         # torchrun's; of other launchers, a shell that started the ranks may well be gone.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread: threading.Thread | None = None
@@ -112,8 +113,12 @@ class Failures:
         self._ended_by = name
 
     def report(self, error: BaseException) -> None:
-        """Publishes an exception of this rank as the job's failure, unless one came before."""
-        where = f"step {self._progress.step}, action {self._progress.action}"
+        """Publishes an exception of this rank as the job's failure, unless one came before; once,
+        through however many guards it goes."""
+        if error is self._reported:
+            return
+        self._reported = error
+        where = str(standing(self._progress))
         error.add_note(f"rank {self._rank}, {where}")
         if self._thread is not None and not self._closed.is_set() and not self._ended_by:
             said = f"{type(error).__name__}: {error}"

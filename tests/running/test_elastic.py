@@ -103,6 +103,8 @@ def _failed(kind, step, error, code=1):
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")], True, 0),
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")] * 2, False, STOP),
         (_failed("hung", 5, ""), [("hung", 5, "")], True, 0),
+        (_failed("hung", 8, ""), [("hung", n, "") for n in (9, 3, 4, 5, 6)], False, STOP),
+        (_failed("hung", 10, ""), [("hung", n, "") for n in (9, 3, 4, 5, 6)], True, 0),
         (_failed("raised", 5, "exit code 2", 2), [], False, 2),
         (_failed("raised", 5, "PlanError: disk full", -9), [], False, 4),
     ],
