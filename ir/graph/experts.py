@@ -187,7 +187,7 @@ def _rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [pairs, H] and routing weights [pairs, 1] of pairs."""
     scale = groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
-    return given.hidden[groups.tokens].to(dtype), scale
+    return groups.of_tokens(given.hidden.to(dtype)), scale
 
 
 def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,7 +218,7 @@ def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) ->
     dtype = product.dtype
     groups = _groups(given, dtype)
     x, scale = _rows(given, groups, dtype)
-    incoming = grad.to(dtype)[groups.tokens]
+    incoming = groups.of_tokens(grad.to(dtype))
     parts = given.parts(product)
     gated = gate.forward(parts)
     unscaled = grouped(incoming, given.last().to(dtype).transpose(1, 2), groups)

@@ -36,11 +36,15 @@ class PairGroups:
 
     def picked(self, flat: torch.Tensor) -> torch.Tensor:
         """Of a value of all T*K pairs: those of these rows."""
-        return flat[self.order]
+        return flat.index_select(0, self.order)
+
+    def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """[pairs, n] of a value of each token [T, n]."""
+        return values.index_select(0, self.tokens)
 
     def rows_of(self, values: torch.Tensor) -> torch.Tensor:
         """[pairs, n] of a value of each expert [E, n]."""
-        return values[self.owners]
+        return values.index_select(0, self.owners)
 
     def sums_of(self, rows: torch.Tensor) -> torch.Tensor:
         """[E, n]: rows [pairs, n] summed over each expert's run."""
@@ -50,11 +54,13 @@ class PairGroups:
     def summed(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Rows [pairs, H] summed over the pairs of each token, as `like` [T, H]."""
         rows = self._here(rows)
-        if self.picked_each * len(like) != len(rows):
+        if self.ends is None:
             return torch.zeros_like(like).index_add_(0, self.tokens, rows.to(like.dtype))
-        by_token = torch.empty_like(rows)
-        by_token[self.order] = rows
-        return by_token.view(len(like), self.picked_each, rows.shape[1]).sum(1).to(like.dtype)
+        # All pairs have a row; a GPU would add them up in another order each time.
+        places = torch.arange(len(rows), device=rows.device)
+        back = torch.empty_like(self.order).index_copy_(0, self.order, places)
+        by_token = rows.index_select(0, back).view(len(like), self.picked_each, rows.shape[1])
+        return by_token.sum(1).to(like.dtype)
 
     def placed(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Values [pairs] where the pairs are in `like` [T, K]; 0 for pairs that are not here."""
