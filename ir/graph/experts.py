@@ -300,8 +300,9 @@ def _first(*inputs: Any) -> torch.Tensor:
 
 
 def _shape_of_result(*inputs: Any) -> torch.Tensor:
-    check_operands(Operands(*inputs))
-    return torch.empty_like(inputs[0])
+    given = Operands(*inputs)
+    check_operands(given)
+    return given.hidden.new_empty(given.hidden.shape)
 
 
 def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,13 +310,13 @@ def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     check_operands(given)
     pairs = given.top_k_index.numel()
     product = given.hidden.new_empty(pairs, given.columns, dtype=_dtype(given.hidden))
-    return torch.empty_like(given.hidden), product
+    return given.hidden.new_empty(given.hidden.shape), product
 
 
 def _backward_shapes(grad: torch.Tensor, _: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     given = Operands(*inputs)
     trained = (given.hidden, given.top_k_weights, *_trained(given))
-    return [torch.empty_like(x) for x in trained]
+    return [x.new_empty(x.shape) for x in trained]
 
 
 LIBRARY.impl("experts", _Experts.apply, "Autograd")
