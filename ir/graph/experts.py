@@ -187,7 +187,7 @@ def _rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [pairs, H] and routing weights [pairs, 1] of pairs."""
     scale = groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
-    return given.hidden[groups.tokens].to(dtype), scale
+    return groups.of_tokens(given.hidden.to(dtype)), scale
 
 
 def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,7 +218,7 @@ def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) ->
     dtype = product.dtype
     groups = _groups(given, dtype)
     x, scale = _rows(given, groups, dtype)
-    incoming = grad.to(dtype)[groups.tokens]
+    incoming = groups.of_tokens(grad.to(dtype))
     parts = given.parts(product)
     gated = gate.forward(parts)
     unscaled = grouped(incoming, given.last().to(dtype).transpose(1, 2), groups)
@@ -300,8 +300,9 @@ def _first(*inputs: Any) -> torch.Tensor:
 
 
 def _shape_of_result(*inputs: Any) -> torch.Tensor:
-    check_operands(Operands(*inputs))
-    return torch.empty_like(inputs[0])
+    given = Operands(*inputs)
+    check_operands(given)
+    return given.hidden.new_empty(given.hidden.shape)
 
 
 def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,13 +310,13 @@ def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     check_operands(given)
     pairs = given.top_k_index.numel()
     product = given.hidden.new_empty(pairs, given.columns, dtype=_dtype(given.hidden))
-    return torch.empty_like(given.hidden), product
+    return given.hidden.new_empty(given.hidden.shape), product
 
 
 def _backward_shapes(grad: torch.Tensor, _: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     given = Operands(*inputs)
     trained = (given.hidden, given.top_k_weights, *_trained(given))
-    return [torch.empty_like(x) for x in trained]
+    return [x.new_empty(x.shape) for x in trained]
 
 
 LIBRARY.impl("experts", _Experts.apply, "Autograd")

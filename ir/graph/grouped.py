@@ -36,25 +36,32 @@ class PairGroups:
 
     def picked(self, flat: torch.Tensor) -> torch.Tensor:
         """Of a value of all T*K pairs: those of these rows."""
-        return flat[self.order]
+        return flat.index_select(0, self.order)
+
+    def of_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """[pairs, n] of a value of each token [T, n]."""
+        return values.index_select(0, self.tokens)
 
     def rows_of(self, values: torch.Tensor) -> torch.Tensor:
         """[pairs, n] of a value of each expert [E, n]."""
-        return values[self.owners]
+        return values.index_select(0, self.owners)
 
     def sums_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """[E, n]: rows [pairs, n] summed over each expert's run."""
-        made = rows.new_zeros(self.experts, rows.shape[1])
-        return made.index_add_(0, self.owners, self._here(rows))
+        """[E, n]: rows [pairs, n] summed over each expert's run, in float32 or wider."""
+        wide = _wide(self._here(rows))
+        return wide.new_zeros(self.experts, rows.shape[1]).index_add_(0, self.owners, wide)
 
     def summed(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Rows [pairs, H] summed over the pairs of each token, as `like` [T, H]."""
         rows = self._here(rows)
-        if self.picked_each * len(like) != len(rows):
-            return torch.zeros_like(like).index_add_(0, self.tokens, rows.to(like.dtype))
-        by_token = torch.empty_like(rows)
-        by_token[self.order] = rows
-        return by_token.view(len(like), self.picked_each, rows.shape[1]).sum(1).to(like.dtype)
+        if self.ends is None:
+            wide = _wide(rows)
+            return wide.new_zeros(like.shape).index_add_(0, self.tokens, wide).to(like.dtype)
+        # All pairs have a row; a GPU would add them up in another order each time.
+        places = torch.arange(len(rows), device=rows.device)
+        back = torch.empty_like(self.order).index_copy_(0, self.order, places)
+        by_token = rows.index_select(0, back).view(len(like), self.picked_each, rows.shape[1])
+        return by_token.sum(1).to(like.dtype)
 
     def placed(self, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Values [pairs] where the pairs are in `like` [T, K]; 0 for pairs that are not here."""
@@ -68,6 +75,11 @@ class PairGroups:
             return rows
         here = torch.arange(len(rows), device=rows.device) < self.ends[-1]
         return torch.where(here.view(-1, *[1] * (rows.ndim - 1)), rows, 0)
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """What is added to many times loses its last bits in a narrow dtype."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def takes_kernel(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...]) -> bool:

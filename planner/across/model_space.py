@@ -5,8 +5,9 @@ from functools import cache
 from itertools import zip_longest
 from math import prod
 
-from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import ModelMesh, model_mesh
+from meshwright.planner.inside.expert_weights import expert_weights
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
 
@@ -74,13 +75,7 @@ def has_attention(graph: Graph) -> bool:
 
 def num_experts(graph: Graph) -> int:
     """Of the widest layer of experts; 0 if there is none."""
-    stacks = (
-        graph.tensors[name]
-        for op in graph.ops
-        if op.target.startswith("meshwright.experts")
-        for name in op.inputs
-    )
-    return max((t.shape[0] for t in stacks if t.kind is Kind.PARAMETER), default=0)
+    return max(expert_weights(graph).values(), default=0)
 
 
 def _powers(most: int) -> tuple[int, ...]:

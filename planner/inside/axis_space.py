@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
-from meshwright.ir.graph.rules import Rule, name_of
+from meshwright.ir.graph.rules import Rule
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.axis_layout import useful
 from meshwright.planner.inside.candidate_splits import Shards, spread
 from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
+from meshwright.planner.inside.expert_weights import expert_weights
 from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
 from meshwright.planner.inside.joint import OwnSplits
 from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
 
 T = TypeVar("T")
 _common: Memo[object, Any] = Memo()
-EXPERTS = "meshwright.experts"
 MANY = 3
 """Axes from which on combinations are so many that equivalent ones are left out."""
 
@@ -166,8 +166,7 @@ class Spreader:
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
     """Which tensors an axis may split, of those that are parameters."""
-    ops = graph.ops if axis == "ep" else ()
-    experts = {name for op in ops if name_of(op) == EXPERTS for name in op.inputs}
+    experts = expert_weights(graph) if axis == "ep" else {}
 
     def divides(name: str) -> bool:
         if graph.tensors[name].kind is not Kind.PARAMETER or axis.startswith("tp"):
