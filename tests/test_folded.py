@@ -1,6 +1,7 @@
 """Axes that are one with replicas for parameters that lie whole on them, against one process in
 float64: a mixture's dense part over dp x cp x ep, its experts over dp x cp."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from meshwright.forms.folding import views_in
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import ModelMesh, Plan
+from meshwright.ir.plan.folded import folded, folds_of
+from meshwright.ir.plan.lines import stage_lines
+from meshwright.ir.plan.plan import ModelMesh, Plan, Stage
+from meshwright.ir.plan.summed import summed_axes
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
@@ -45,11 +49,11 @@ def traced() -> Graph:
     return trace(case.model(), case.example(8), case.loss_fn)
 
 
-def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
+def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any], *, predict: bool = False) -> Plan:
     problem = make_problem(traced(), Cluster.local(world), precision="fp64", optimizer="adam")
     problem.solved[mesh, ""] = solve_layouts(traced(), mesh, usual(mesh, QUICK))
     chosen = uniform_choice(problem, model=mesh, **choice)
-    return build_plan(problem, chosen, predict=False)
+    return build_plan(problem, chosen, predict=predict)
 
 
 @pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT), (3, EP3)])
@@ -57,9 +61,47 @@ def test_training_is_that_of_one_process(
     world: int, plans: dict[str, tuple[ModelMesh, dict[str, Any]]]
 ) -> None:
     made = {name: _plan(world, mesh, choice) for name, (mesh, choice) in plans.items()}
-    for plan in made.values():
+    for name, plan in made.items():
         views = [view for i in range(len(plan.stages)) for view in views_in(plan, traced(), i)]
-        assert any(view.dp > plan.stages[0].dp for view in views)
+        assert any(view.dp > plan.stages[0].dp for view in views), name
     found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])
     for name, difference in zip(made, found, strict=True):
         assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3", "ep alone", "cp and ep"])
+def test_state_is_shared_by_all_ranks(name: str) -> None:
+    """Each of four ranks has a quarter: the dense part is shared by all, experts are split over
+    `ep` and shared over what is left. All ranks of a replica look tokens up alike here, so that
+    their gradients of the embedding are one, which replicas alone share."""
+    plan = _plan(4, *ON_FOUR[name], predict=True)
+    assert plan.predicted is not None
+    (stage,) = plan.predicted.stages
+    sizes = {t.fqn: t.nbytes for t in traced().parameters}
+    table = sizes.pop("model.embed_tokens.weight")
+    alone = table / plan.stages[0].mesh["dp_shard"]
+    assert "ep" not in summed_axes(plan, traced(), 0).get("model.embed_tokens.weight", ())
+    assert stage.memory.optimizer_bytes == pytest.approx(
+        2 * (alone + sum(sizes.values()) / 4), rel=0.01
+    )
+
+
+def test_lines_are_of_neighbours_first() -> None:
+    """Ranks of a replica are next to each other in a folded line, whose ranks ascend."""
+    stage = Stage(
+        first="a", last="b", mesh={"dp_replicate": 2, "dp_shard": 2, "cp": 2, "ep": 2, "tp": 2},
+        devices=tuple(range(32)), batch_shares=(1,) * 4,
+    )  # fmt: skip
+    assert folds_of(stage.model) == ((), ("ep",), ("cp",), ("cp", "ep"))
+    dense, experts = folded(stage, ("cp", "ep")), folded(stage, ("cp",))
+    assert (dense.mesh, dense.dp) == ({"dp_replicate": 2, "dp_shard": 8, "tp": 2}, 16)
+    assert stage_lines(dense)["dp_shard"][0] == tuple(range(0, 16, 2))
+    assert experts.mesh == {"dp_replicate": 2, "dp_shard": 4, "ep": 2, "tp": 2}
+    assert stage_lines(experts)["dp_shard"][0] == (0, 4, 8, 12)
+    for view in (dense, experts):
+        lines = [line for axis in ("dp", "dp_shard", "dp_replicate") for line in
+                 stage_lines(view)[axis]]  # fmt: skip
+        assert all(line == tuple(sorted(line)) for line in lines)
+        assert all(view.coordinates(r)["tp"] == stage.coordinates(r)["tp"] for r in range(32))
+    turned = replace(stage, mesh={"dp_shard": 2, "ep": 4}, devices=(0, 2, 4, 6, 1, 3, 5, 7))
+    assert stage_lines(folded(turned, ("ep",)))["dp_shard"] == (tuple(range(8)),)

@@ -33,6 +33,12 @@ def folds_of(model: ModelMesh) -> tuple[Fold, ...]:
     return tuple([tuple(a for a, has in zip(axes, own, strict=True) if has) for own in chosen])
 
 
+def may_share(dp_shard: int, model: ModelMesh) -> bool:
+    """Tells whether `zero` may split something on a mesh: among ranks of dp_shard, or of axes that
+    are folded."""
+    return dp_shard > 1 or len(folds_of(model)) > 1
+
+
 def folded(stage: Stage, fold: Fold) -> Stage:
     """Returns the stage as parameters see it that lie whole on the axes of `fold`: these belong to
     dp_shard. Lines of dp have their ranks in ascending order."""

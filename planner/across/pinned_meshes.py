@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 
+from meshwright.ir.plan.folded import may_share
 from meshwright.ir.plan.plan import MODEL_AXES, model_mesh
 from meshwright.planner.decisions.zero import LEVELS, splits
 from meshwright.planner.pins.constraints import allowed
@@ -65,7 +66,7 @@ def _meshes(pins: dict[int, Sizes], num_ranks: int, num_devices: int) -> list[Si
 
 
 def _levels(problem: Problem, meshes: Sequence[Sizes]) -> tuple[int, ...]:
-    sharded = any(mesh.get("dp_shard", 1) > 1 for mesh in meshes)
+    sharded = any(may_share(mesh.get("dp_shard", 1), model_mesh(mesh)) for mesh in meshes)
     return allowed(problem.constraints, "zero", filter(splits, LEVELS)) if sharded else (0,)
 
 
@@ -98,8 +99,7 @@ def _stage(
     return StageChoice(
         start=blocks[0], stop=blocks[1], devices=tuple(range(*devices)),
         dp_replicate=mesh.get("dp_replicate", 1), dp_shard=shard,
-        model=model_mesh({axis: n for axis, n in mesh.items() if axis not in REPLICAS}),
-        zero=zero if shard > 1 else 0,
+        model=model_mesh(mesh), zero=zero if may_share(shard, model_mesh(mesh)) else 0,
         recompute=recomputable(problem.graph, within) if again else (),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.folded import Fold
+from meshwright.ir.plan.folded import Fold, may_share
 from meshwright.ir.plan.keeping import Keeping
 from meshwright.ir.plan.plan import (
     ClusterId,
@@ -332,7 +332,7 @@ def uniform_choice(
         replicate, shard, ways = meshes[rank]
         stages.append(
             StageChoice(
-                start=start, stop=stop, zero=zero if shard > 1 else 0,
+                start=start, stop=stop, zero=zero if may_share(shard, ways) else 0,
                 devices=tuple(range(ends[rank] - sizes[rank], ends[rank])),
                 dp_replicate=replicate, dp_shard=shard, model=ways, variant=variant,
                 recompute=recomputable(graph, graph.blocks[start:stop])

@@ -103,11 +103,6 @@ class Mesh:
         form = self.sync or sync_name(self.zero, self.dp_shard)
         return folds_of(self.model) if form_folds(form) and not self.store else ((),)
 
-    @property
-    def shares(self) -> bool:
-        """Whether some parameters have several ranks among which they may be split."""
-        return max([self.folded(fold).dp_shard for fold in self.folds]) > 1
-
     def under(self, form: str) -> "Mesh":
         """The mesh with a form, where that goes with it."""
         fits = form and self.dp > 1 and suits(form, self.zero)

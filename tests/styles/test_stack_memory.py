@@ -139,15 +139,6 @@ def test_parameters_that_are_gathered_in_place_come_out_of_nothing() -> None:
     assert [*group.arriving(1, lambda nbytes: nbytes // 4, in_place=False)] == [200, 120]
 
 
-def test_state_is_split_over_context_ranks_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As it is without a style: Megatron and torchtitan do it too."""
-    split = memory(monkeypatch, NONE, model=model_mesh({"cp": 2}), dp_shard=4, zero=1)
-    among_eight = memory(monkeypatch, NONE, dp_shard=8, zero=1)
-    assert split.optimizer_bytes == pytest.approx(among_eight.optimizer_bytes, rel=1e-6)
-
-
 def test_shares_are_checked() -> None:
     with pytest.raises(PlanError, match="from 0 to 16"):
         StackMemory(stepping=17.0)
