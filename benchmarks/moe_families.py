@@ -29,7 +29,7 @@ from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.trace.loss_module import TrainingStep
 from meshwright.ir.trace.trace import trace
-from tests.interpret import interpret
+from meshwright.testing.interpret import interpret
 
 EXACT = 1e-10
 """Of the loss and of gradients, relative to the largest of their parameter."""

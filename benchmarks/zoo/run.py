@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.double import all_double
 from benchmarks.zoo.entry import BATCH, Batch, Entry
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
@@ -19,6 +18,7 @@ from meshwright.planner.search.search import search
 from meshwright.planner.strategies import found_by_trying
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.double import all_double
 from meshwright.testing.plain import plain_step
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
 

@@ -13,7 +13,7 @@ import meshwright as mw
 from benchmarks.moe_families import compare, layers_of
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.experts import EXPERTS
-from tests.interpret import interpret
+from meshwright.testing.interpret import interpret
 
 UNLIKE = (
     "dbrx", "deepseek_v3", "gpt_oss", "llama4", "longcat_flash", "nemotron_h", "nllb_moe",

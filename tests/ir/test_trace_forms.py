@@ -31,8 +31,8 @@ from transformers import (
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES
-from tests.interpret import interpret
 
 
 def check(

@@ -7,8 +7,8 @@ from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.torch_private import storage_key
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES, ModelCase
-from tests.interpret import interpret
 
 _STATE = (Kind.PARAMETER, Kind.BUFFER)
 

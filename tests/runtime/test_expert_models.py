@@ -13,7 +13,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 import meshwright as mw
-from benchmarks.zoo.double import all_double
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, model_mesh
@@ -21,6 +20,7 @@ from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.double import all_double
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import VOCAB, ModelCase, tokens
 from tests.codegen.quick import QUICK

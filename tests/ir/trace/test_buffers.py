@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.trace.trace import trace
-from tests.interpret import interpret
+from meshwright.testing.interpret import interpret
 
 
 class Average(nn.Module):

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.trace.trace import trace
-from tests.interpret import interpret
+from meshwright.testing.interpret import interpret
 
 
 class Reverse(Function):

@@ -8,8 +8,8 @@ import torch
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES, ModelCase
-from tests.interpret import interpret
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
