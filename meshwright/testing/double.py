@@ -12,10 +12,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_METHODS: Any = torch.Tensor  # the types of torch lack its complex casts
 _SHORT: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.float: torch.Tensor.double,
-    torch.Tensor.cfloat: torch.Tensor.cdouble,
-}
+    _METHODS.float: _METHODS.double, _METHODS.cfloat: _METHODS.cdouble,
+}  # fmt: skip
 
 
 class _Wider(TorchFunctionMode):

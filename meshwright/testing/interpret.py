@@ -14,7 +14,7 @@ from meshwright.ir.trace.loss_module import flatten_batch
 
 def values_of(graph: Graph, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     """The tensors that the graph starts from."""
-    state = dict(model.named_parameters(remove_duplicate=False))
+    state: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     state |= dict(model.named_buffers(remove_duplicate=False))
     inputs = flatten_batch(batch)
     values = {n: inputs[key] for n, key in zip(graph.inputs, graph.input_names, strict=True)}
