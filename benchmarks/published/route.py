@@ -8,7 +8,6 @@ does not say is a file of `ir/styles`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
 
 import torch
 import transformers
@@ -102,18 +101,16 @@ def asked_of(row: Row, stack: Stack) -> Asked:
 
 def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     """The row's layout as a plan by hand, with its prediction. Ranks of one group of experts have
-    samples of their own: the axis `ep` takes them from the replicas. Where a stack's groups of
-    experts are larger than its replicas are many, `tp` splits what each expert has."""
+    samples of their own: the axis `ep` takes them from the replicas."""
     problem = make_problem(
         asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
         style=asked.style,
     )  # fmt: skip
     p = row.parallel
-    ep = gcd(p.ep, p.dp)
-    dp = p.dp // ep
+    dp = p.dp // p.ep
     shard = min(p.shard, dp) if p.zero else 1
     mode, _ = recompute_mode(row.recompute)
-    model = model_mesh({"cp": p.cp, "ep": ep, "tp": p.tp})
+    model = model_mesh({"cp": p.cp, "ep": p.ep, "tp": p.tp})
     plans = [
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
@@ -170,6 +167,10 @@ def pins_of(row: Row) -> tuple[str, ...]:
     p = row.parallel
     if row.gbs % (row.mbs * p.dp):
         raise RowError(f"{row.gbs} samples are not whole micro-batches of {row.mbs} x {p.dp}")
+    if p.dp % p.ep:
+        raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas")
+    if p.ep > 1 and p.etp != p.tp:
+        raise RowError(f"experts that lie whole on ranks of tensor parallelism (etp {p.etp})")
     mode, every = recompute_mode(row.recompute)
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")

@@ -26,6 +26,8 @@ class Parallel:
     dp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 1
+    """Ranks that share each expert."""
     vpp: int = 1
     zero: int = 0
     shard: int = 1
@@ -219,7 +221,8 @@ def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Par
     zero = _count(part, "zero")
     shard = _count(part, "fsdp_group") or _count(part, "zero1_group") or dp * cp
     return Parallel(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1, vpp=_count(part, "vpp") or looped,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1,
+        etp=_count(part, "etp") or 1, vpp=_count(part, "vpp") or looped,
         zero=zero, shard=shard if zero else 1, sp=part.get("sp"),
         async_tp=bool(part.get("async_tp") or part.get("tp_async_comm")),
         schedule=schedule, ends_are_layers=bool(part.get("ends_are_layers")),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of, send_time
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
@@ -48,22 +49,26 @@ class StageSite:
 
     def _routed_s(self, primitive: Primitive, message: Inner, axis: str) -> float:
         """Tokens to their experts, or home, with as many copies as the stack makes of each."""
-        levels = self.levels[axis]
-        once = copies_of(self.axes[axis].size, message.picked)
+        levels, ranks = self.levels[axis], self.axes[axis].size
+        copies, once = copies_of(ranks, message.picked), copies_of(ranks, message.picked)
+        nodes = ranks_of(levels[1:])
+        outside = copies_of(nodes, message.picked) if nodes > 1 else 0.0
         match self.run_as.token_to:
             case "rank":
                 return self.primitive_s(primitive, message.nbytes, axis)
             case "expert":
-                nbytes = round(message.nbytes * message.picked / once)
-                return self.primitive_s(primitive, nbytes, axis)
-            case "node" if len(levels) > 1:
-                # Both tiers work at once: the outer ones carry a copy for each node.
-                nodes = ranks_of(levels[1:])
-                outside = round(message.nbytes * copies_of(nodes, message.picked) / once)
-                inside_s = collective_time(primitive, message.nbytes / nodes, levels[:1])
-                return max(self.primitive_s(primitive, outside, axis), inside_s)
-            case _:
-                return self.primitive_s(primitive, message.nbytes, axis)
+                copies, outside = float(message.picked), 0.0
+            case "neighbours":
+                copies = float(min(ranks, ceil(message.picked / message.held)))
+                outside = outside and ceil(copies * nodes / ranks)
+        if not outside:
+            return self.primitive_s(primitive, round(message.nbytes * copies / once), axis)
+        # Both tiers work at once: the outer ones carry a copy for each node.
+        inside = message.nbytes * copies / once / nodes
+        inside_s = collective_time(primitive, inside, levels[:1])
+        return max(
+            self.primitive_s(primitive, round(message.nbytes * outside / once), axis), inside_s
+        )
 
     def _copied_s(self, nbytes: float) -> float:
         curve = curve_of(OpClass.COPY, self.device)

@@ -48,6 +48,8 @@ class Inner:
     picked: int = 0
     """Of tokens on their way to experts, and of what comes home: how many experts each picks, on
     different ranks or not; the bytes count it once for each rank."""
+    held: int = 0
+    """Experts of a rank, then."""
 
 
 Operands = Sequence[LocalOperand]

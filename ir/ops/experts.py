@@ -102,16 +102,16 @@ def _messages(
         return ()
     if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
         return ()
-    picked = index.shape[-1]
+    picked, held = index.shape[-1], max(1, inputs[3].shape[0] // ranks)
     copies = copies_of(ranks, picked)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
     return (
         Inner(move, 8 * ranks * ranks, 1, backward=False),
-        Inner(move, tokens, 2, backward=False, picked=picked),
+        Inner(move, tokens, 2, backward=False, picked=picked, held=held),
         Inner(move, scales, 1, backward=False),
         Inner(move, indices, 1, backward=False),
-        Inner(move, tokens, 2, backward=True, picked=picked),
+        Inner(move, tokens, 2, backward=True, picked=picked, held=held),
         Inner(move, scales, 1, backward=True),
     )
 

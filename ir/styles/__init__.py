@@ -32,7 +32,7 @@ USUAL = Launching(collective_s=COLLECTIVE_S)
 RESERVED = 0.03
 """What torch's caching allocator has reserved beyond what is allocated at the peak; assumption."""
 
-TokenTo = Literal["expert", "rank", "node"]
+TokenTo = Literal["expert", "rank", "node", "neighbours"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,8 @@ class Style:
     sequence: attention sends nothing on them."""
     token_to: TokenTo = "rank"
     """What gets an expert's token once: each expert that it picked, each rank of them, or each node
-    of them, whose ranks hand it on to one another."""
+    of them, whose ranks hand it on to one another. `neighbours`: the same, and its experts are
+    numbered one after the other, so that few ranks have them all."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False

@@ -1,6 +1,7 @@
 """NeMo AutoModel: torch's FSDP2 that keeps what it gathered, kernels of Transformer Engine in
 PyTorch's models, and DeepEP, which sends a token once to each rank and permutes in the same
-kernels. Its loss is PyTorch's own."""
+kernels. Its loss is PyTorch's own. The gate of its benchmarks, which balances by force, picks
+experts that follow on each other."""
 
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ STYLE = replace(
     title="NeMo AutoModel",
     libraries=2025,
     attention=NEMO.attention,
-    token_to="node",
+    token_to="neighbours",
     kernels=("rms_norm", "swiglu", "rotary", "route"),
     reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark",
 )
