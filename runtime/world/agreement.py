@@ -10,9 +10,12 @@ import json
 from itertools import count
 from typing import Any
 
+from meshwright.ir.comm.opening import STORE_OPERATION_S
 from meshwright.ir.torch_private import job_store
 
 _KEY = "meshwright/agreed"
+_SHARE_S = 0.1
+"""Of a step, that the store may be busy with the looks of all ranks."""
 _made = count()
 """Agreements of this process: as many on every rank, whatever is left in the store."""
 
@@ -23,6 +26,7 @@ class Agreement:
     def __init__(self, world_size: int, *, late: bool) -> None:
         """`late`: a rank may have sent off a step more than others have finished, as on GPUs."""
         self._ahead = 2 if late else 1
+        self._stride = stride(world_size)
         self._store: Any = job_store() if world_size > 1 else None
         self._key, self._number = f"{_KEY}/{next(_made)}", 0
         self._own: tuple[int, str] | None = None
@@ -30,7 +34,7 @@ class Agreement:
     def ask(self, step: int, what: str) -> bool:
         """Asks, after `step` steps, for something after one of the next; False if another rank has
         asked for something else that is not done yet: then this one has to ask again."""
-        wanted = step + self._ahead, what
+        wanted = self._stride * -(-(step + self._ahead) // self._stride), what
         if self._store is None:
             self._own = wanted
             return True
@@ -42,6 +46,8 @@ class Agreement:
 
     def due(self, step: int) -> str:
         """What is to be done now that so many steps are taken, or nothing."""
+        if step % self._stride:
+            return ""
         key = f"{self._key}/{self._number}"
         if self._store is not None and self._own is None and self._store.check([key]):
             after, what = json.loads(self._store.get(key))
@@ -51,3 +57,8 @@ class Agreement:
         what, self._own = self._own[1], None
         self._number += 1
         return what
+
+
+def stride(world_size: int) -> int:
+    """Ranks look after each so many steps: where they are many, not all after each one."""
+    return max(1, round(world_size * STORE_OPERATION_S / _SHARE_S))

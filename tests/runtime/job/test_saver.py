@@ -11,7 +11,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.saver import SaveInterval, Saver
-from meshwright.runtime.world.agreement import Agreement
+from meshwright.runtime.world.agreement import Agreement, stride
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.testing.handmade import Chain, batches, make_job
 from meshwright.testing.spawn import alone, run_ranks
@@ -141,4 +141,5 @@ def test_an_interval_is_steps_or_time(text):
 
 def test_what_is_asked_second_has_to_be_asked_again():
     one = Agreement(1, late=True)
+    assert stride(4) == stride(4096) == 1 and stride(16384) == 3
     assert one.ask(3, "save") and one.due(4) == "" and one.due(5) == "save" and one.due(6) == ""
