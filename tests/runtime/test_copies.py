@@ -23,7 +23,9 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.runtime.step.loss_scale import LossScale
+from meshwright.runtime.step import loss_scale
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out
+from meshwright.runtime.step.updates import stepped_by_kernel
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
@@ -257,3 +259,24 @@ def test_checkpoints_know_nothing_of_copies(tmp_path: Path) -> None:
     for other in others:
         assert first.keys() == other.keys()
         assert all(torch.equal(first[name], x) for name, x in other.items())
+
+
+def test_the_scale_moves_as_torchs_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "_INTERVAL", 3)
+    ours, device = LossScale(torch.device("cpu")), torch.device("cpu")
+    scale, good = torch.full((), ours.value), torch.zeros((), dtype=torch.int32)
+    left_out = [0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    for wrong in map(float, left_out):
+        ours.took(torch.tensor(wrong))
+        torch._amp_update_scale_(scale, good, torch.tensor([wrong]), 2.0, 0.5, 3)
+        assert (ours.value, ours.state()["good"]) == (float(scale), int(good))
+    assert ours.skipped == sum(left_out)
+    again = LossScale(device, **ours.state())
+    assert again.state() == ours.state()
+
+
+def test_who_must_be_told_by_the_host() -> None:
+    given = [torch.zeros(2, requires_grad=True)]
+    assert leaves_out(torch.optim.AdamW(given, fused=True))
+    assert not leaves_out(torch.optim.AdamW(given))
+    assert not leaves_out(stepped_by_kernel(torch.optim.AdamW(given, fused=True)))
