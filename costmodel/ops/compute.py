@@ -120,7 +120,7 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
     if weights:
         adding = curve_of(OpClass.ELEMENTWISE, device)
         weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
-    passes, calls = _by_torch(op) if device.kind == "cpu" else (1.0, 1.0)
+    passes, times = _by_torch(op) if device.kind == "cpu" else (1.0, 1.0)
     time = OpTime(
         passes * kernel_s(forward_work(op), device) + forward_s,
         passes * curve.backward * _seconds(input_work(op), device) + input_s,
@@ -129,8 +129,8 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         curve.band,
     )
     inputs = wanted_inputs(op)
-    back = float(inputs) + (calls - 1.0 if inputs else 0.0)
-    return dispatched(time, device, calls, back, 2.0 * weights)
+    back = float(inputs) + (times - 1.0 if inputs else 0.0)
+    return dispatched(time, device, times, back, 2.0 * weights)
 
 
 def _by_torch(op: LocalOp) -> tuple[float, float]:

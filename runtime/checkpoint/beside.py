@@ -2,7 +2,6 @@
 seed of random numbers, the state of a schedule, the scale of losses."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ def of_job(job: "Job", scheduler: Any = None) -> dict[str, Any]:
     if scheduler is not None:
         found["scheduler"] = scheduler.state_dict()
     if job.loss_scale is not None:
-        found["loss_scale"] = asdict(job.loss_scale)
+        found["loss_scale"] = job.loss_scale.state()
     return found
 
 
@@ -35,7 +34,7 @@ def give(job: "Job", extra: Mapping[str, Any]) -> None:
     for stage in job.parts.stages.values() if "seed" in extra else ():
         stage.comm.seed = extra["seed"]
     if job.loss_scale is not None and "loss_scale" in extra:
-        job.loss_scale = LossScale(**extra["loss_scale"])
+        job.loss_scale = LossScale(job.device, **extra["loss_scale"])
 
 
 def give_scheduler(scheduler: Any, extra: Mapping[str, Any], folder: str | Path) -> None:

@@ -41,7 +41,7 @@ from meshwright.runtime.step.finite import (
     check_record,
     skips,
 )
-from meshwright.runtime.step.loss_scale import LossScale, all_finite
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out, overflow_of
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
@@ -90,7 +90,8 @@ class Job:
         for stage in parts.stages.values():
             stage.sync.stay_until_summed({tie.name for tie in parts.ties})
         self.state = TrainState()
-        self.loss_scale = LossScale() if precision(plan.precision).scales_loss else None
+        scales = precision(plan.precision).scales_loss
+        self.loss_scale = LossScale(device) if scales else None
         """Of a precision whose gradients vanish otherwise."""
         self.records = StepRecords(late=device.type == "cuda")
         self.grad_norm: Tensor | None = None
@@ -402,7 +403,7 @@ class Job:
                 # Accumulated batches of one step draw different dropout masks.
                 stage.comm.step = self.state.step + (self.accumulated << 32)
                 stage.reduce_early = last and not self.accumulated
-                stage.loss_scale = self.loss_scale.value if self.loss_scale else 1.0
+                stage.loss_scale = self.loss_scale.scale if self.loss_scale else 1.0
             loss = self._run(self._trainer, batch, sharded)
             if next_batch is not None:
                 self._cutter.send_ahead(next_batch, sharded=sharded)
@@ -454,29 +455,46 @@ class Job:
                 self.user_groups.take()
             with self.recorder.section("gradients"):
                 self.sum_gradients()
-                if self._overflows():
+                overflow = self._overflow()
+                if self._left_out(overflow):
                     return
-                scale = self.loss_scale.value if self.loss_scale else 1.0
+                scale = self.loss_scale.scale if self.loss_scale else 1.0
                 self.scale_gradients(gradient_scale / scale)
-                if self.loss_scale:
-                    self.loss_scale.took(finite=True)
+                if self.loss_scale and overflow is not None:
+                    self._step_unless(overflow, self.loss_scale)
         if not self.records.late:
             check_norm(self)
         self.update()
         if self.user_groups is not None:
             self.user_groups.stepped()
 
-    def _overflows(self) -> bool:
-        """Whether the step is left out, since gradients are not finite: scaled ones, or any as the
-        user wishes."""
-        record = self.recorder.record
+    def _overflow(self) -> Tensor | None:
+        """1.0, on the device, if scaled gradients are not finite; None where none are scaled."""
         if self.loss_scale is None:
+            return None
+        return overflow_of(self.parts.reduced, self.device, self.plan.world_size)
+
+    def _step_unless(self, overflow: Tensor, scale: LossScale) -> None:
+        """Has the optimizer leave the step out, if the device says so, without the host's asking;
+        the norm of gradients is 0 then."""
+        scale.took(overflow)
+        if leaves_out(self.optimizer):
+            # As torch.amp.GradScaler tells it.
+            self.optimizer.found_inf = overflow  # type: ignore[attr-defined]
+            if self.grad_norm is not None:
+                self.grad_norm = torch.where(overflow != 0, 0.0, self.grad_norm)
+
+    def _left_out(self, overflow: Tensor | None) -> bool:
+        """Whether the step is left out, where the host has to know, and waits for the device: of
+        scaled gradients that overflow, or of any that are not finite, as the user wishes."""
+        if self.loss_scale is None or overflow is None:
+            record = self.recorder.record
             if not skips(self, () if record is None else record.losses):
                 return False
-        elif all_finite(self.parts.reduced, self.device, self.plan.world_size):
+        elif leaves_out(self.optimizer) or not bool(overflow):
             return False
         else:
-            self.loss_scale.took(finite=False)
+            self.loss_scale.took(overflow)
         for stage in self.parts.stages.values():
             stage.sync.skipped()
         self.grad_norm = None
@@ -493,7 +511,7 @@ class Job:
         self.progress.at(self.state.step, "gradients", "synchronising")
         self.end.sum_gradients()
 
-    def scale_gradients(self, factor: float) -> None:
+    def scale_gradients(self, factor: Tensor | float) -> None:
         """Scales them, and limits their norm if there is a limit."""
         self.grad_norm = self.end.scale_gradients(factor, self.max_grad_norm)
 

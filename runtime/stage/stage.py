@@ -105,7 +105,7 @@ class StageModule(nn.Module):
         saving = {i: call for i, call in enumerate(program.calls) if call.saved and not call.whole}
         self._scripts = {i: Script.of(call) for i, call in saving.items()}
         self._runs = FormRuns(comm.device, self._scripts.values())
-        self.loss_scale = 1.0
+        self.loss_scale: Tensor | float = 1.0
         """The gradient of the loss with regard to itself."""
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
@@ -368,8 +368,11 @@ class StageModule(nn.Module):
         edges, arriving = [], []
         for output in outputs:
             if output.name == self.program.loss:
-                gradient: Tensor | None = torch.full(
-                    (), self.loss_scale, dtype=output.dtype, device=self.comm.device
+                scale, place = self.loss_scale, self.comm.device
+                gradient: Tensor | None = (
+                    scale.to(place, output.dtype, copy=True)
+                    if isinstance(scale, Tensor)
+                    else torch.full((), scale, dtype=output.dtype, device=place)
                 )
             elif output.name in tape.leaves:
                 gradient = tape.leaves[output.name].grad

@@ -12,7 +12,7 @@ from meshwright.ir.comm.by_store import of_all
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
-from meshwright.runtime.step.loss_scale import all_finite
+from meshwright.runtime.step.loss_scale import overflow_of
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
@@ -70,7 +70,7 @@ def skips(job: "Job", losses: Iterable[Tensor | LateNumber]) -> bool:
     if job.on_nonfinite != "skip":
         return False
     wrong = [float(loss) for loss in losses if not isfinite(float(loss))]
-    if not wrong and all_finite(job.parts.reduced, job.device, job.plan.world_size):
+    if not wrong and not bool(overflow_of(job.parts.reduced, job.device, job.plan.world_size)):
         return False
     what = f"the loss is {wrong[0]}" if wrong else "the gradients are not finite"
     where = _where(job)

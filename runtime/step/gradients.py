@@ -64,19 +64,19 @@ def scale(held: Sequence[Held], factor: Tensor | float) -> None:
 
 def scaled(
     optimizer: torch.optim.Optimizer, held: Sequence[Held], counted: Sequence[Held],
-    gradient_scale: float, max_norm: float | None, device: torch.device, world_size: int,
+    gradient_scale: Tensor | float, max_norm: float | None, device: torch.device, world_size: int,
 ) -> Tensor | None:  # fmt: skip
     """Scales all gradients, and limits their global norm, which comes back if there is a limit. An
     optimizer that scales what it reads is told the factor instead."""
     if isinstance(optimizer, FormOptimizer):
-        optimizer.factor = torch.full((), gradient_scale, dtype=torch.float64, device=device)
+        optimizer.factor = torch.ones((), dtype=torch.float64, device=device) * gradient_scale
         if max_norm is None:
             return None
         norm = global_norm(counted, device, world_size) * gradient_scale
         # As torch limits it.
         optimizer.factor *= torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         return norm
-    if gradient_scale != 1.0:
+    if isinstance(gradient_scale, Tensor) or gradient_scale != 1.0:
         scale(held, gradient_scale)
     return None if max_norm is None else clip(held, counted, max_norm, device, world_size)
 

@@ -16,7 +16,7 @@ from meshwright.runtime.step.updates import FormOptimizer
 class LaterUpdate:
     """Steps parameters as the optimizer is set now, whatever it is set to by then."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scale: float) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, scale: Tensor | float) -> None:
         """`scale`: by which gradients were multiplied before the step."""
         self._optimizer = optimizer
         self._then = [_settings(group) for group in optimizer.param_groups]

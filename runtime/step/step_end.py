@@ -21,7 +21,7 @@ class StepEnd:
     optimizer: torch.optim.Optimizer
     device: torch.device
     world_size: int
-    factor: float = 1.0
+    factor: Tensor | float = 1.0
     """By which gradients of the step were scaled, but for a limit of their norm."""
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class StepEnd:
         for stage in parts.stages.values():
             stage.sync.leave()
 
-    def scale_gradients(self, factor: float, max_norm: float | None) -> Tensor | None:
+    def scale_gradients(self, factor: Tensor | float, max_norm: float | None) -> Tensor | None:
         """Multiplies the gradients, and limits their norm to `max_norm`; returns the norm before
         that, or None if there is no limit."""
         reduced, self.factor = self.parts.reduced, factor

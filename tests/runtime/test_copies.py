@@ -23,7 +23,9 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.runtime.step.loss_scale import LossScale
+from meshwright.runtime.step import loss_scale
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out
+from meshwright.runtime.step.updates import stepped_by_kernel
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
@@ -76,7 +78,7 @@ def copied_training(name: str, precision: str, steps: int, parts: int) -> dict[s
     """Plain PyTorch: a copy in narrower numbers makes gradients, which are summed and stepped in
     wider ones."""
     case, dtypes = CASES[name], copies_of(precision)
-    scale = LossScale().value if of_name(precision).scales_loss else 1.0
+    scale = LossScale(torch.device("cpu")).value if of_name(precision).scales_loss else 1.0
     assert dtypes
     model, twin = case.model(torch.float32), case.model(torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -179,7 +181,7 @@ def overflowing(plans: list[tuple[Plan, Graph]], folder: str) -> list[Any]:
         job.loss_scale.value = 2.0**12
         losses = [float(job.step(batch)) for _ in range(3)]
         job.save(f"{folder}/{number}")
-        job.loss_scale = LossScale()
+        job.loss_scale = LossScale(job.device)
         job.load(f"{folder}/{number}")
         found.append((first, left, skipped, losses, (job.loss_scale.value, job.loss_scale.skipped)))
         job.close()
@@ -196,7 +198,7 @@ def test_steps_that_overflow_are_left_out_and_the_scale_shrinks(tmp_path: Path) 
         plans.append((build_plan(problem, chosen, predict=False), graph))
     for first, left, skipped, losses, scale in run_ranks(2, overflowing, plans, str(tmp_path))[0]:
         assert all(torch.equal(left[name], x) for name, x in first.items())
-        assert skipped == (2.0**39, 1, 1, None)
+        assert skipped == (2.0**39, 1, 1, 0.0)
         assert losses[0] > losses[1] > losses[2]
         assert scale == (2.0**12, 1)
 
@@ -257,3 +259,24 @@ def test_checkpoints_know_nothing_of_copies(tmp_path: Path) -> None:
     for other in others:
         assert first.keys() == other.keys()
         assert all(torch.equal(first[name], x) for name, x in other.items())
+
+
+def test_the_scale_moves_as_torchs_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "_INTERVAL", 3)
+    ours, device = LossScale(torch.device("cpu")), torch.device("cpu")
+    scale, good = torch.full((), ours.value), torch.zeros((), dtype=torch.int32)
+    left_out = [0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    for wrong in map(float, left_out):
+        ours.took(torch.tensor(wrong))
+        torch._amp_update_scale_(scale, good, torch.tensor([wrong]), 2.0, 0.5, 3)
+        assert (ours.value, ours.state()["good"]) == (float(scale), int(good))
+    assert ours.skipped == sum(left_out)
+    again = LossScale(device, **ours.state())
+    assert again.state() == ours.state()
+
+
+def test_who_must_be_told_by_the_host() -> None:
+    given = [torch.zeros(2, requires_grad=True)]
+    assert leaves_out(torch.optim.AdamW(given, fused=True))
+    assert not leaves_out(torch.optim.AdamW(given))
+    assert not leaves_out(stepped_by_kernel(torch.optim.AdamW(given, fused=True)))

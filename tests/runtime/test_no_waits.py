@@ -33,6 +33,7 @@ SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2": ("gpt2", "fp32", "adamw", (), [*PLANS]),
     "gpt2 kernels": ("gpt2", "bf16", "sgd", KERNELS, ["dp", "zero1"]),
     "llama": ("llama", "bf16", "adamw", (), ["zero3", "tp2_pp2"]),
+    "gpt2 fp16": ("gpt2", "fp16", "adamw", (), ["zero1"]),
     "llama kernels": ("llama", "bf16", "adamw", KERNELS, ["zero1", "zero2", "tp2_pp2"]),
 }
 STEPS, LOOKS = 2, 4
