@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 README = Path(__file__).parent.parent / "README.md"
-_LEFT_OUT = 3
-"""Alternatives that the README leaves out, the last ones."""
+_SHOWN = 3
+"""Alternatives that the README shows, the first ones."""
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 _PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```\n).*?(^```$)", re.M | re.S)
 
@@ -27,8 +27,9 @@ def printed() -> str:
             os.chdir(here)
     lines = [line.rstrip() for line in said.getvalue().splitlines() if line.strip()]
     rows = [i for i, line in enumerate(lines) if re.search(r"\d [kMG]?B  .*(slower|faster)", line)]
-    end = next(i for i, line in enumerate(lines) if line.startswith("note:"))
-    return "\n".join([*lines[: rows[-_LEFT_OUT]], *lines[end:]]) + "\n"
+    end = next(i for i in range(rows[-1] + 1, len(lines)) if not lines[i].startswith(" "))
+    cut = rows[_SHOWN] if len(rows) > _SHOWN else end
+    return "\n".join([*lines[:cut], *lines[end:]]) + "\n"
 
 
 def with_printed(readme: str, text: str) -> str:
