@@ -50,7 +50,7 @@ class StageSite:
     def _routed_s(self, primitive: Primitive, message: Inner, axis: str) -> float:
         """Tokens to their experts, or home, with as many copies as the stack makes of each."""
         levels, ranks = self.levels[axis], self.axes[axis].size
-        copies, once = copies_of(ranks, message.picked), copies_of(ranks, message.picked)
+        copies = once = copies_of(ranks, message.picked)
         nodes = ranks_of(levels[1:])
         outside = copies_of(nodes, message.picked) if nodes > 1 else 0.0
         match self.run_as.token_to:
