@@ -83,10 +83,14 @@ def mix_experts(
     it) and `down` [E, H, I], biases [E, 2I] and [E, H]; words of `form` say what is stored
     otherwise (`ir.graph.experts.ExpertForm`). `act` names a file of `ir/gates`.
     """
-    width, picked = hidden.shape[-1], index.shape[-1]
+    rows, picked, scale = (_rows(x) for x in (hidden, index, weights))
+    scale = scale if scale.dtype == hidden.dtype else scale.to(hidden.dtype)
     made: torch.Tensor = EXPERTS(
-        hidden.reshape(-1, width), index.reshape(-1, picked),
-        weights.reshape(-1, picked).to(hidden.dtype), gate_up, down, act, up, gate_up_bias,
-        down_bias, str(form),
-    )  # fmt: skip
-    return made.view(hidden.shape)
+        rows, picked, scale, gate_up, down, act, up, gate_up_bias, down_bias, str(form)
+    )
+    return made if hidden.ndim == 2 else made.view(hidden.shape)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[T, n] of [..., n], without an operator that does nothing."""
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])

@@ -1,6 +1,7 @@
 """Experts of transformers' models as one operator: those of its common interface by what they say
 of themselves, others by a forward of their own for the time of a trace."""
 
+import warnings
 from collections.abc import Callable
 from operator import attrgetter
 from types import MethodType
@@ -42,6 +43,11 @@ def common_experts(
     batched products, which gather a weight for each token."""
     act = vars(self).get(_GATE, "")
     if not act or self.has_post_expert_norm:
+        warnings.warn(
+            f"{type(self).__name__}: what its experts compute is of no form that is one operator "
+            "here (docs/experts.md): it is traced as products that gather a weight for each token",
+            stacklevel=2,
+        )
         return moe.batched_mm_experts_forward(self, hidden, top_k_index, top_k_weights)
     first = "gate_up_proj" if self.has_gate else "up_proj"
     form = ExpertForm(
