@@ -72,7 +72,7 @@ def line(key: tuple[str, str, int], found: Sequence[Read]) -> str:
     """The row of the width that comes off worst."""
     title, element, target = key
     worst = min(found, key=lambda one: one.share.share if one.share else 0.0)
-    widths = ", ".join(f"{one.width:,}" for one in found)
+    widths = ", ".join(f"{width:,}" for width in dict.fromkeys(one.width for one in found))
     spilled = max(one.code.spilled_bytes for one in found)
     registers = max(one.code.registers for one in found)
     cells = [title, element, widths, target, registers, spilled, worst.vectors]
