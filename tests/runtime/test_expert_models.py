@@ -95,7 +95,7 @@ def _labelled(size: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
 CASES = (
     (ModelCase("two_ahead", TwoAhead, lambda size, g: {"input_ids": tokens(size, g)}),
      [{"ep": 2, "tp": 2}]),
-    (ModelCase("gpt_oss", _gpt_oss, _labelled), [{"tp": 2}, {"ep": 2}]),
+    (ModelCase("gpt_oss", _gpt_oss, _labelled), [{"tp": 2}]),
 )  # fmt: skip
 """Models, and meshes that they are trained on."""
 
