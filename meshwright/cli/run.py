@@ -13,7 +13,7 @@ from meshwright.ir.errors import PlanError
 EXAMPLES = (
     f"meshwright run plan.json {MODEL} --data train:batches --steps 100 -o runs/first",
     f"meshwright run plan.json {MODEL} --save checkpoints --save-every 10m --keep 2 --resume",
-    f"torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright run plan.json {MODEL}",
+    f"torchrun --nnodes 2 --nproc-per-node 8 ... -m -- meshwright run plan.json {MODEL}",
 )
 
 

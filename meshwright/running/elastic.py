@@ -90,6 +90,10 @@ class Replanner:
             objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
         )  # fmt: skip
 
+    def dropped(self, found: Plan) -> tuple[str, ...]:
+        """The pins of the first plan that another one does not keep."""
+        return tuple(pin for pin in self.plan.constraints if pin not in found.constraints)
+
     @property
     def graph(self) -> Graph:
         """The model's step, as ranks trace it."""
@@ -207,9 +211,12 @@ class Supervisor:
         plan_io.save(plan, path)
         slots = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
-        self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots, search_s=search_s)
+        dropped = self.replanner.dropped(plan)
+        self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
+                   search_s=search_s, dropped=dropped)  # fmt: skip
+        without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
         self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
-                  f"(found in {seconds(search_s)})")  # fmt: skip
+                  f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
         shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()

@@ -53,7 +53,7 @@ def _whole(train, plan):
     return [float(job.step(train.batch(number))) for number in range(STEPS)]
 
 
-def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch):
+def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     (tmp_path / "elastic_train.py").write_text(TRAIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
@@ -73,9 +73,14 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch):
     )  # fmt: skip
     journal = [json.loads(x) for x in (tmp_path / "run/elastic.jsonl").read_text().splitlines()]
     assert code == 0, journal
-    assert [line["ranks"] for line in journal if line["what"] == "start"] == [2, 1]
+    starts = [line for line in journal if line["what"] == "start"]
+    assert [line["ranks"] for line in starts] == [2, 1]
+    # What one rank cannot keep is said.
+    assert [line["dropped"] for line in starts] == [[], ["dp_shard=2", "zero=1"]]
     assert journal[1]["cause"] == "rank 1 was killed by SIGKILL, in step 3"
     assert journal[1]["lost"] == [1] and journal[3]["codes"] == [0]
+    assert "1 ranks, plan" in (err := capfd.readouterr().err)
+    assert "without 'dp_shard=2', 'zero=1', which cannot hold there" in err
     losses = {}
     for number in range(2):
         rows = (tmp_path / f"run/start-{number}/metrics.jsonl").read_text().splitlines()
