@@ -144,7 +144,7 @@ def test_the_plan_says_what_to_trace(tmp_path):
         progress=False,
     )  # fmt: skip
     assert {f.kernel for f in plan.kernels if f.places} >= {"rms_norm", "rotary", "swiglu"}
-    assert "fused kernels: bias_gelu x0, bucket x0, bucket_update x0, cross_entropy x" in str(plan)
+    assert "fused kernels: " in str(plan) and " x0" not in str(plan)
     assert "rms_norm x9" in str(plan)
     plan.save(tmp_path / "plan.json")
     again = mw.Plan.load(tmp_path / "plan.json")
