@@ -4,8 +4,9 @@ python -m benchmarks.mixtures [mixtral-8x22b ...] [--seconds 20]
 
 Models are traced without weights. The published layout is asked for by pins: the search completes
 what these leave open, so that it is priced at its best, in the same cost model. Utilisation is of
-the products of a forward, three times, by the peak of bfloat16; nothing is fitted to it. Models whose
-code evaluates all experts for all tokens (gpt-oss, Llama 4) are left out: that is no work of theirs.
+the products of a forward, three times, by the peak of bfloat16; nothing is fitted to it. Models
+whose code evaluates all experts for all tokens (gpt-oss, Llama 4) are left out: most of that is no
+work that they need.
 """
 
 import argparse
