@@ -63,7 +63,7 @@ class Case:
         return self._hash
 
 
-class _PricedGroup(NamedTuple):
+class _FoldedGroup(NamedTuple):
     """Parameters for which the same axes are folded."""
 
     sync: StageSync
@@ -79,7 +79,7 @@ class _PricedGroup(NamedTuple):
 class _Fixed(NamedTuple):
     """What does not depend on what is done with the activations of a case."""
 
-    groups: tuple[_PricedGroup, ...]
+    groups: tuple[_FoldedGroup, ...]
     once_s: Matrix
     """Optimizer, and gradients that are summed over model axes."""
     held_bytes: Matrix
@@ -212,7 +212,7 @@ class StageTables:
             states = [(fold or (), self.runs.state(case.at, fold)) for fold in folds]
             total = np.maximum(1.0, sum([state.trained for _, state in states]))
             groups = tuple(
-                _PricedGroup(
+                _FoldedGroup(
                     self._sync(case, fold), self._trained(case, fold, state), state.trained / total
                 )
                 for fold, state in states

@@ -1,0 +1,146 @@
+"""Mixtures of experts at full size: our plan beside the layout that was published for the model.
+
+python -m benchmarks.mixtures [mixtral-8x22b ...] [--seconds 20]
+
+Models are traced without weights. The published layout is asked for by pins: the search completes
+what these leave open, so that it is priced at its best, in the same cost model. Utilisation is of
+the products of a forward, three times, by the peak of bfloat16; nothing is fitted to it. Models
+whose code evaluates all experts for all tokens (gpt-oss, Llama 4) are left out: most of that is no
+work that they need.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+)
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import Infeasible
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.pins.decision_text import parse_constraint
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
+
+LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A model, what it was trained on, and how."""
+
+    config: Callable[[], PretrainedConfig]
+    gpus: int
+    batch: int
+    """Sequences of `LENGTH` tokens in a step."""
+    published: tuple[str, ...]
+    """Pins of the layout that its trainers name; experts that they split on tp, too, are split
+    inside here."""
+    source: str
+    """Where that is from, with the utilisation that was reached."""
+
+
+def _mixtral() -> PretrainedConfig:
+    return MixtralConfig(
+        vocab_size=32768, hidden_size=6144, intermediate_size=16384, num_hidden_layers=56,
+        num_attention_heads=48, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+
+
+def _qwen3() -> PretrainedConfig:
+    return Qwen3MoeConfig(
+        vocab_size=151936, hidden_size=4096, intermediate_size=12288, moe_intermediate_size=1536,
+        num_hidden_layers=94, num_attention_heads=64, num_key_value_heads=4, head_dim=128,
+        num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+MIXTURES = {
+    "mixtral-8x22b": Mixture(
+        _mixtral, 256, 1024, ("tp=2", "ep=8", "pp=8"),
+        "arXiv 2504.14960 (Megatron-Core, H100): 49.3 % on 128",
+    ),
+    "qwen3-235b-a22b": Mixture(
+        _qwen3, 256, 1024, ("tp=2", "ep=8", "pp=8"),
+        "Megatron-Bridge, moe-hardware-configs: TP 2, EP 32, PP 8, around 30 %",
+    ),
+    "deepseek-v3": Mixture(
+        DeepseekV3Config, 2048, 4096, ("tp=2", "ep=8", "pp=8"),
+        "Megatron-Bridge, moe-hardware-configs: TP 2, EP 64, PP 8, high-teens %",
+    ),
+}  # fmt: skip
+
+
+def traced(mixture: Mixture) -> Graph:
+    """Returns the model's graph at its batch."""
+    config = mixture.config()
+    config.dtype = torch.bfloat16
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    return trace(
+        model, {"input_ids": ids, "labels": ids}, global_batch_size=mixture.batch, precision="bf16"
+    )
+
+
+def found(problem: Problem, seconds: float) -> Plan | None:
+    """Returns the best plan within a time limit; None if none fits."""
+    try:
+        return search_problem(problem, time_limit_s=seconds)
+    except Infeasible:
+        return None
+
+
+def row(name: str, seconds: float) -> str:
+    """Returns what is found of a model, in one line and one for what was published."""
+    mixture = MIXTURES[name]
+    began = time.perf_counter()
+    graph = traced(mixture)
+    traced_s = time.perf_counter() - began
+    cluster = Cluster.preset("h100-sxm", num_nodes=mixture.gpus // 8)
+    flops = 3 * sum(op.flops for op in graph.ops)
+    peak = cluster.types_of((0,))[0].peak("bfloat16") * mixture.gpus
+
+    def said(pins: tuple[str, ...]) -> tuple[str, float]:
+        asked = tuple(parse_constraint(pin) for pin in pins)
+        started = time.perf_counter()
+        plan = found(make_problem(graph, cluster, precision="bf16", constraints=asked), seconds)
+        took_s = time.perf_counter() - started
+        if plan is None or plan.predicted is None:
+            return f"no plan fits, searched in {took_s:.0f} s", 0.0
+        step_s = plan.predicted.step_s
+        share = flops / peak / step_s
+        return f"{name_of(plan)}: {step_s:.2f} s, {share:.1%}, searched in {took_s:.0f} s", step_s
+
+    ours, ours_s = said(())
+    theirs, theirs_s = said(mixture.published)
+    ratio = f", ours takes {ours_s / theirs_s:.2f} of that" if ours_s and theirs_s else ""
+    return (
+        f"{name} on {mixture.gpus} H100, traced in {traced_s:.0f} s\n  ours: {ours}\n"
+        f"  {' '.join(mixture.published)}: {theirs}{ratio}\n  ({mixture.source})"
+    )
+
+
+def main() -> None:
+    """Print a row for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    asked = parser.parse_args()
+    for name in asked.models or MIXTURES:
+        print(row(name, asked.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
