@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.lower.program import StageProgram
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.folding import fold_for
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.folded import folded
-from meshwright.ir.plan.parameters import stage_for
+from meshwright.ir.plan.parameters import choice_of, stage_for
 from meshwright.ir.plan.plan import Plan
 
 
@@ -58,11 +59,15 @@ def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterat
     """Rows of each parameter in the rank's shard: the last shards may have fewer, or none."""
     for program in programs:
         stage = plan.stages[program.index]
+        known: dict[object, tuple[int, Exchange, int]] = {}
         for param in program.params:
             view = stage_for(stage, param.fqn)
-            view = folded(view, fold_for(view, param.sum_over))
-            size, exchange = view.mesh.get("dp_shard", 1), exchange_of(view)
-            at = view.coordinates(rank)["dp_shard"] if size > 1 else 0
+            key = str(choice_of(stage.by_parameter, param.fqn)), fold_for(view, param.sum_over)
+            if key not in known:
+                view = folded(view, key[1])
+                at = view.coordinates(rank)["dp_shard"]
+                known[key] = view.mesh.get("dp_shard", 1), exchange_of(view), at
+            size, exchange, at = known[key]
             if exchange.is_split("optimizer") and exchange.owns_whole:
                 yield at  # each rank has others
             elif exchange.is_split("optimizer"):
