@@ -1,11 +1,15 @@
 """Axes that are one with replicas for parameters that lie whole on them, against one process in
 float64: a mixture's dense part over dp x cp x ep, its experts over dp x cp."""
 
+import copy
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from meshwright.forms.folding import views_in
 from meshwright.ir.cluster.cluster import Cluster
@@ -19,8 +23,11 @@ from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.testing.equality import check_each_equal
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.equality import LEARNING_RATE, check_each_equal
 from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone, run_ranks
 from tests.codegen.quick import QUICK
 
 EP2, EP4, CP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),)
@@ -105,3 +112,78 @@ def test_lines_are_of_neighbours_first() -> None:
         assert all(view.coordinates(r)["tp"] == stage.coordinates(r)["tp"] for r in range(32))
     turned = replace(stage, mesh={"dp_shard": 2, "ep": 4}, devices=(0, 2, 4, 6, 1, 3, 5, 7))
     assert stage_lines(folded(turned, ("ep",)))["dp_shard"] == (tuple(range(8)),)
+
+
+CLIPPED = 0.05
+"""Well below the norm of the first steps' gradients."""
+
+
+def _clipped(model: nn.Module, batches: list[Any]) -> tuple[list[float], dict[str, Tensor]]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for batch in batches:
+        loss = model(**batch).loss
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
+        assert norm > 2 * CLIPPED
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _go_on(
+    model: nn.Module, plans: dict[str, Plan], graph: Graph, batches: list[Any], folder: str
+) -> dict[str, tuple[list[float], dict[str, Tensor]]]:
+    """Two steps under each plan, which checks itself, then one under the next, by a checkpoint."""
+    found, names = {}, list(plans)
+    for name, following in zip(names, (*names[1:], names[0]), strict=True):
+        settings = {
+            "optimizer": "adam", "lr": LEARNING_RATE, "graph": graph, "max_grad_norm": CLIPPED,
+        }  # fmt: skip
+        job = compile_job(copy.deepcopy(model), plans[name], check=True, **settings)
+        losses = [float(job.step(batch)) for batch in batches[:2]]
+        job.save(f"{folder}/{name}")
+        job.close()
+        job = compile_job(copy.deepcopy(model), plans[following], check=False, **settings)
+        job.load(f"{folder}/{name}")
+        losses += [float(job.step(batch)) for batch in batches[2:]]
+        found[name] = losses, full_state(job)
+        job.close()
+    return found
+
+
+def test_clipping_and_checkpoints_are_those_of_one_process(tmp_path: Path) -> None:
+    """A norm counts each part once, of whichever line of ranks; a checkpoint of folded parts goes
+    on under any plan."""
+    plans = {
+        name: _plan(4, *ON_FOUR[name]) for name in ("zero1", "zero3", "cp and ep", "ep and tp")
+    }
+    plans["replicas"] = _plan(4, (), {"dp_replicate": 4, "zero": 0})
+    case = CASES["mixtral"]
+    batches = [case.batch(8, torch.Generator().manual_seed(i)) for i in range(3)]
+    wanted_losses, wanted = alone(_clipped, case.model(), batches)
+    found = run_ranks(4, _go_on, case.model(), plans, traced(), batches, str(tmp_path))[0]
+    for name, (losses, state) in found.items():
+        assert losses == pytest.approx(wanted_losses, rel=1e-9), name
+        for key, value in wanted.items():
+            torch.testing.assert_close(state[key], value, rtol=1e-7, atol=1e-9, msg=f"{name} {key}")
+
+
+def _checked(model: nn.Module, plan: Plan, graph: Graph, batch: Any) -> str:
+    job = compile_job(model, plan, optimizer="adam", lr=LEARNING_RATE, graph=graph, check=True)
+    job.step(batch)
+    job.close()
+    return str(job.checked)
+
+
+def test_copies_in_bfloat16_pass_the_self_check() -> None:
+    case, mesh = CASES["mixtral"], EP2
+    graph = trace(case.model().float(), case.example(8), case.loss_fn, precision="bf16")
+    problem = make_problem(graph, Cluster.local(4), optimizer="adam")
+    problem.solved[mesh, ""] = solve_layouts(graph, mesh, usual(mesh, QUICK))
+    plan = build_plan(problem, uniform_choice(problem, model=mesh, dp_shard=2, zero=1))
+    assert any(view.dp > plan.stages[0].dp for view in views_in(plan, graph, 0))
+    batch = case.batch(8, torch.Generator().manual_seed(0))
+    for said in run_ranks(4, _checked, case.model().float(), plan, graph, batch):
+        assert "update" in said
