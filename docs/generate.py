@@ -27,6 +27,9 @@ CODES = """
 | 3 | no plan meets the constraints |
 | 4 | an input breaks a rule; with `--strict`, also a doubt, or an export that is not whole |
 | 5 | ranks or world do not match the plan |
+| 70 | of `run --elastic`: the same failure came again, so that another try would be in vain |
+| 75 | the job was asked to end and has saved: started again with `--resume` it goes on |
+| 128 + n | signal n ended it |
 """
 
 

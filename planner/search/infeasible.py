@@ -30,12 +30,13 @@ def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     """The error to raise for a problem that `solve` found no plan for."""
     free = solve(replace(problem, constraints=())) if problem.constraints else outcome
     if free.best is None:
-        return Infeasible(_too_large(problem, free) + _without_headroom(problem, solve))
+        return Infeasible(_too_large(problem, free) + _without_headroom(problem, (), solve))
     conflict = _minimal(problem, solve)
     names = " and ".join(f"'{item}'" for item in conflict)
     lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
     lines += [_relaxed(problem, conflict, item, solve) for item in conflict]
-    return Infeasible("; ".join(line for line in lines if line))
+    text = "; ".join(line for line in lines if line)
+    return Infeasible(text + _without_headroom(problem, conflict, solve))
 
 
 def _too_large(problem: Problem, outcome: RunOutcome) -> str:
@@ -52,11 +53,12 @@ def _too_large(problem: Problem, outcome: RunOutcome) -> str:
     )
 
 
-def _without_headroom(problem: Problem, solve: Solve) -> str:
-    """What would fit if no memory were kept free; empty if nothing would, or none is."""
-    if not problem.memory_headroom:
+def _without_headroom(problem: Problem, kept: Sequence[Constraint], solve: Solve) -> str:
+    """What would fit, and keep some pins, if no memory were kept free; empty if nothing would, or
+    if none is, as where a pin says how much may be used."""
+    if not problem.memory_headroom or any(isinstance(item, MemoryCap) for item in kept):
         return ""
-    filled = solve(replace(problem, constraints=(_ALL,))).best
+    filled = solve(replace(problem, constraints=(*kept, _ALL))).best
     if filled is None or filled.predicted is None:
         return ""
     return (

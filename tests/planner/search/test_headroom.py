@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
+from meshwright.ir.plan.show import size
 from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search
 from tests.planner.problems import cluster, mlp
@@ -39,6 +40,13 @@ def test_what_would_fit_without_it_is_said() -> None:
     least = peak(10**9, memory_headroom=0, objective="memory")
     with pytest.raises(Infeasible, match=r"10% of memory is kept free: memory_headroom=0.*needs"):
         peak(least)
+    # Also where without a pin something fits.
+    alone = ("dp_replicate=2", "recompute=none")
+    needed = peak(10**9, memory_headroom=0, constraints=alone)
+    assert peak(needed, memory_headroom=0, constraints=alone) == needed
+    with pytest.raises(Infeasible, match=r"no plan meets.*; 10% of memory is kept free") as caught:
+        peak(needed, constraints=alone)
+    assert f"has a plan that needs {size(needed)}" in str(caught.value)
     with pytest.raises(Infeasible) as caught:
         peak(least // 2)
     assert "headroom" not in str(caught.value)

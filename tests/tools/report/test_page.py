@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan import InputSpec
 from meshwright.tools.report import timeline_rows
 from meshwright.tools.report.contents import contents
 from meshwright.tools.report.page import html
@@ -50,6 +51,16 @@ def test_the_timeline_is_the_simulated_one():
     assert seconds == pytest.approx(0.01, rel=1e-5)
     assert len(bars) == 12 + 2  # and what ends the step
     assert all(a[4] <= b[3] for a, b in itertools.pairwise(bars))
+
+
+def test_rates_are_of_tokens_where_inputs_are_numbers_of_words():
+    plan = piped(2, 2, 8, 4)
+    assert contents(plan)["plan"]["tokens"] == 1
+    words = InputSpec(name="ids", shape=(8, 32), dtype="int64")
+    pixels = InputSpec(name="x", shape=(8, 3, 32, 32), dtype="float32")
+    for inputs, tokens in (((words,), 32), ((words, pixels), 32), ((pixels,), 1)):
+        of_these = replace(plan, model=replace(plan.model, inputs=inputs))
+        assert contents(of_these)["plan"]["tokens"] == tokens
 
 
 def test_memory_over_time_reaches_the_predicted_peak():
