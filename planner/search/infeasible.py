@@ -56,7 +56,7 @@ def _too_large(problem: Problem, outcome: RunOutcome) -> str:
 def _without_headroom(problem: Problem, kept: Sequence[Constraint], solve: Solve) -> str:
     """What would fit, and keep some pins, if no memory were kept free; empty if nothing would, or
     if none is, as where a pin says how much may be used."""
-    if not problem.memory_headroom or any(isinstance(item, MemoryCap) for item in kept):
+    if not problem.memory_headroom:
         return ""
     filled = solve(replace(problem, constraints=(*kept, _ALL))).best
     if filled is None or filled.predicted is None:

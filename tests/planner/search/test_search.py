@@ -160,6 +160,7 @@ def test_conflicts_are_minimal_and_come_with_a_way_out() -> None:
     assert text.startswith("no plan meets 'pp=2' and 'tp=2' together")
     assert "gpipe" not in text
     assert "without 'pp=2': pp=1" in text and "without 'tp=2': tp=1" in text
+    assert "needs as many devices" not in text  # there are two
 
 
 def test_the_nearest_memory_cap_is_one_that_works() -> None:
