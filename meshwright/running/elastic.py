@@ -35,7 +35,6 @@ from meshwright.runtime.world.failure import FirstFailure
 
 JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
-RETRY_LOST_S = 600.0
 SEARCH_S = 10.0
 _WAIT_S = 0.1
 _NICE = 10
@@ -165,7 +164,7 @@ class Supervisor:
     output: Path
     arguments: Sequence[str]
     """Of `meshwright run PLAN`, after the plan."""
-    retry_lost_s: float = RETRY_LOST_S
+    retry_lost_s: float
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""

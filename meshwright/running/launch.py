@@ -27,7 +27,7 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.step.finite import check_policy
-from meshwright.runtime.world.failure import HANG_S
+from meshwright.runtime.world.patience import HANG_S
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,7 @@ class Saver:
     def stepped(self) -> bool:
         """After each step, and after the schedule's: saves if it is time. True: leave now."""
         job, step = self.job, self.job.state.step
-        while self._places and self._places[0][0] <= job.state.samples:
-            job.state.data = self._places.popleft()[1]
+        self._note_place()
         self._check()
         if self._asked is not None and self._asked.by is not None:
             self._told = self._told or self._agreement.ask(step, _LEAVE)
@@ -171,6 +170,12 @@ class Saver:
         if due and job.parts.rank == 0:
             self._since = time.monotonic()
         return self.left
+
+    def _note_place(self) -> None:
+        """Where the source stood when it had given what the job has read."""
+        state = self.job.state
+        while self._places and self._places[0][0] <= state.samples:
+            state.data = self._places.popleft()[1]
 
     def _is_late(self) -> bool:
         """Whether rank 0's clock says that it is time."""
@@ -205,6 +210,7 @@ class Saver:
         known = from_first(os.path.lexists(self._folder / folders.LATEST))
         if not known or job.state.step <= self._bad_step:
             raise error
+        self._note_place()
         self._bad_step, samples, data = job.state.step, job.state.samples, job.state.data
         job.load(self._folder, self._scheduler)
         if job.parts.rank == 0:

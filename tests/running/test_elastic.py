@@ -10,12 +10,14 @@ import pytest
 import meshwright as mw
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
+from meshwright.running import elastic, launch
 from meshwright.running.elastic import check_elastic, run_elastic
 from meshwright.running.ranks import JobEnd
 from meshwright.running.verdict import judge
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
 from meshwright.testing.spawn import alone
+from tests.command_line import invoke
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -91,6 +93,22 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
         check_elastic(replace(plan, gives_up=("low-rank gradients",)), mw.Cluster.local(2))
     with pytest.raises(PlanError, match="2 nodes"):
         check_elastic(plan, mw.Cluster.preset("a100-80", num_nodes=2))
+
+
+def test_ranks_get_every_option_but_the_supervisors(monkeypatch):
+    found = []
+    monkeypatch.setattr(elastic, "run_elastic", lambda *given, **_: found.append(given[2]) or 0)
+    monkeypatch.setattr(launch, "train", lambda *given, **more: found.append((given, more)))
+    asked = ("--data", "t:d", "--steps", "7", "--lr", "0.5", "--save", "c", "--keep", "2", "--json",
+             "--save-every", "3m", "--on-nonfinite", "back", "--hang", "9", "--resume",
+             "--no-check", "--no-trace", "--tune")  # fmt: skip
+    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run")
+    invoke("run", "p.json", "t:m", *asked, *own, "--log", "tensorboard")
+    invoke("run", "p.json", *found[0])
+    invoke("run", "p.json", "t:m", *asked, "--log", "tensorboard,jsonl")
+    assert found[1] == found[2] and not set(own) & set(found[0])
+    invoke("run", "p.json", "t:m", "--save", "c", "--elastic")
+    assert found[3] == ["t:m", "--save", "c", "--log", "jsonl"]
 
 
 def _failed(kind, step, error, code=1):
