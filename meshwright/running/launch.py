@@ -151,9 +151,12 @@ def _steps(
     metrics: MetricLog,
     saver: Saver,
 ) -> None:
-    """Steps of the given kinds, or as many as there are batches, until the job is to leave."""
+    """Steps of the given kinds, or as many as there are batches, until the job is to leave. Those
+    that it goes back from are taken again, with the next batches."""
     ahead: list[Any] = []
-    for kind in kinds:
+    last = job.state.step + len(kinds)
+    while kinds:
+        kind = kinds.pop(0)
         waited = time.perf_counter()
         batch = ahead.pop() if ahead else next(source, None)
         if batch is None:
@@ -168,6 +171,9 @@ def _steps(
             if job.on_nonfinite != "back":
                 raise
             saver.go_back(error)
+            recorder.begin_at(job.state.step)
+            missing = last - job.state.step - len(kinds)
+            kinds[:0] = [*["timed"] * (missing - 1), kind]
             continue
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)

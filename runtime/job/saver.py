@@ -190,7 +190,8 @@ class Saver:
         if self._save is not None:
             self._save()
         elif self._writer is not None:
-            self._check()
+            with job.failures.guard():
+                self._writer.wait()  # before the copy: the host has room for one
             self._writer.start(job.snapshot(self._scheduler))
         self._saved = job.state.step
 
@@ -205,7 +206,8 @@ class Saver:
         or where that did not help: the furthest step is no further than the last time. Every rank
         calls it."""
         job = self.job
-        assert self._folder is not None and self._writer is not None
+        if self._folder is None or self._writer is None:
+            raise error
         self._writer.wait()
         known = from_first(os.path.lexists(self._folder / folders.LATEST))
         if not known or job.state.step <= self._bad_step:
