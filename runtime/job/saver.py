@@ -137,13 +137,20 @@ class Saver:
         until it is asked to leave.
 
         A source with `state_dict` and `load_state_dict` is put where it was; of any other, the
-        batches that are done are read and dropped.
+        batches that are done are read and dropped. PlanError if they do not end where one of this
+        plan's does.
         """
         state = self.job.state
         places: Any = source if hasattr(source, "load_state_dict") else None
         if put := places is not None and state.data is not None:
             places.load_state_dict(state.data)
         reader, given, size = iter(source), state.samples, self.job.plan.global_batch_size
+        if given % size and not put:
+            raise PlanError(
+                f"the checkpoint is of {given} samples, no multiple of the plan's global batch of "
+                f"{size}: train on with a batch that divides {given}, or pass a loader that has "
+                "state_dict and load_state_dict"
+            )
         for _ in range(0 if put else given // size):
             next(reader, None)
         for batch in reader:

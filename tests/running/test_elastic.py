@@ -1,6 +1,7 @@
 """A job goes on with what is left of its machine, as if nothing had been lost."""
 
 import json
+import signal
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +12,12 @@ import meshwright as mw
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
-from meshwright.running.elastic import check_elastic, run_elastic
-from meshwright.running.ranks import JobEnd
+from meshwright.running.elastic import Supervisor, check_elastic, run_elastic
+from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.verdict import judge
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
+from meshwright.runtime.world.launcher import open_store
 from meshwright.testing.spawn import alone
 from tests.command_line import invoke
 
@@ -109,6 +111,23 @@ def test_ranks_get_every_option_but_the_supervisors(monkeypatch):
     assert found[1] == found[2] and not set(own) & set(found[0])
     invoke("run", "p.json", "t:m", "--save", "c", "--elastic")
     assert found[3] == ["t:m", "--save", "c", "--log", "jsonl"]
+
+
+def test_a_signal_while_a_plan_is_searched_ends_the_job(tmp_path):
+    class Searching:
+        def plan_without(self, lost):
+            asked.append(signal.SIGTERM)
+
+    asked = []
+    assert Supervisor(Searching(), tmp_path, (), 1.0).run(asked) == RETRY
+    assert not list(tmp_path.iterdir()), "no rank was started"
+
+
+def test_ranks_hear_of_a_signal_that_came_before_them():
+    wait = "import time; print('started', flush=True); time.sleep(60)"
+    with Ranks(2, ("-c", wait), open_store(), received=[signal.SIGTERM]) as ranks:
+        end = ranks.wait()
+    assert end.codes == {0: -15, 1: -15} and end.exit_code == 143
 
 
 def _failed(kind, step, error, code=1):

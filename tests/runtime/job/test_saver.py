@@ -127,6 +127,10 @@ def test_a_folder_with_a_checkpoint_is_not_written_over_unasked(tmp_path, monkey
         Saver(again, tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # as torchrun --max-restarts sets
     assert Saver(again, tmp_path).resumed and again.state.step == 1
+    other = Saver(again, tmp_path)
+    again.state.samples = 36
+    with pytest.raises(PlanError, match="36 samples, no multiple of the plan's global batch of 24"):
+        next(other.batches(batches(1)))
     manifest = json.loads((tmp_path / "step-00000001" / "checkpoint.json").read_text())
     assert manifest["content"]["extra"] == {"precision": "fp64", "samples": 24, "seed": 0}
 
