@@ -172,8 +172,8 @@ def _steps(
                 raise
             saver.go_back(error)
             recorder.begin_at(job.state.step)
-            missing = last - job.state.step - len(kinds)
-            kinds[:0] = [*["timed"] * (missing - 1), kind]
+            again: list[StepKind] = ["timed"] * (last - job.state.step - len(kinds) - 1)
+            kinds[:0] = [*again, kind]
             continue
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)

@@ -23,6 +23,7 @@ def _told() -> tuple[object, ...]:
     for number in range(5):
         assert by_store.judged(number * rank, sum) == 6 * number
     aside, heard = by_store.Aside(), list[int]()
+    assert aside.store is not store_of(None)[0], "a read of a TCPStore holds its connection"
     thread = threading.Thread(target=lambda: heard.extend(by_store.of_all(rank * 3, aside)))
     if rank:
         thread.start()
