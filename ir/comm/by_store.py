@@ -12,11 +12,12 @@ import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from meshwright.ir.torch_private import store_of
+from meshwright.ir.torch_private import job_store, store_of
 
 T = TypeVar("T")
 
@@ -24,9 +25,25 @@ OPERATIONS_PER_RANK = 5
 """Of the store, for a value of every rank on every rank: to write it, to read the answer and to
 confirm that; and of the first rank to read it and to take it away."""
 _PREFIX = "meshwright/told"
+_ASIDE = "aside"
 _turns: dict[str, int] = defaultdict(int)
 """Group -> exchanges so far: the same on all of its ranks. Never begun anew, as the store may
 outlive a group."""
+_asides = count()
+
+
+class Aside:
+    """What all ranks of the job tell each other on a thread beside the main one: every rank makes
+    one at the same time, and its exchanges are counted apart. Over a connection of its own, since
+    whoever waits for an answer holds his."""
+
+    def __init__(self) -> None:
+        self.store, self.name = job_store(), f"{_ASIDE}{next(_asides)}"
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+
+Among = dist.ProcessGroup | Aside | None
+"""Between whom an exchange is; None: all ranks, on their main threads."""
 
 
 def from_first(value: Any) -> Any:
@@ -36,28 +53,26 @@ def from_first(value: Any) -> Any:
     return _Turn(None).answered(lambda: value)
 
 
-def of_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every rank's value on every rank of the group, or of the job; all of them call it."""
-    return judged(value, list, group)
+def of_all(value: Any, among: Among = None) -> list[Any]:
+    """Every rank's value on every rank of a group, or of the job; all of them call it."""
+    return judged(value, list, among)
 
 
-def judged(
-    value: Any, judge: Callable[[Sequence[Any]], T], group: dist.ProcessGroup | None = None
-) -> T:
+def judged(value: Any, judge: Callable[[Sequence[Any]], T], among: Among = None) -> T:
     """What the first rank makes of all ranks' values, on every rank; all call it. `judge` must not
     raise: the others would wait for it."""
-    if _is_alone(group):
+    if _is_alone(among):
         return judge([value])
-    turn = _Turn(group)
+    turn = _Turn(among)
     turn.say(value)
     return turn.answered(lambda: judge(turn.heard()))
 
 
-def to_first(value: Any) -> list[Any]:
+def to_first(value: Any, among: Aside | None = None) -> list[Any]:
     """Every rank's value on rank 0, and nothing on the others; all call it."""
-    if _is_alone(None):
+    if _is_alone(among):
         return [value]
-    turn = _Turn(None)
+    turn = _Turn(among)
     turn.say(value)
     return turn.heard() if turn.is_first else []
 
@@ -67,18 +82,24 @@ def meet(group: dist.ProcessGroup | None = None) -> None:
     judged(None, lambda _: None, group)
 
 
-def _is_alone(group: dist.ProcessGroup | None) -> bool:
-    return not dist.is_initialized() or dist.get_world_size(group) == 1
+def _is_alone(among: Among) -> bool:
+    if isinstance(among, Aside):
+        return among.size == 1
+    return not dist.is_initialized() or dist.get_world_size(among) == 1
 
 
 class _Turn:
-    """One exchange of a group."""
+    """One exchange."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._store, name = store_of(group)
-        self._key = f"{_PREFIX}/{_turns[name]}"
+    def __init__(self, among: Among) -> None:
+        if isinstance(among, Aside):
+            self._store, name, prefix = among.store, among.name, f"{_PREFIX}/{among.name}"
+            self._rank, self._size = among.rank, among.size
+        else:
+            (self._store, name), prefix = store_of(among), _PREFIX
+            self._rank, self._size = dist.get_rank(among), dist.get_world_size(among)
+        self._key = f"{prefix}/{_turns[name]}"
         _turns[name] += 1
-        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self.is_first = self._rank == 0
 
     def say(self, value: Any) -> None:

@@ -1,17 +1,17 @@
 """Whether a plan's training state outlives a part of its cluster: what of it lies elsewhere, too.
 
-State is parameters and what the optimizer keeps. Ranks that differ only in their replica hold the
-same, but for the rows that ZeRO gives each rank of `dp_shard`.
+State is parameters and what the optimizer keeps. Ranks that differ only in their replica, or in an
+axis that is folded into it, hold the same, but for the rows that ZeRO gives each of them.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Literal, get_args
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.finding import Finding, few
+from meshwright.ir.plan.folded import Fold, folded, folds_of
 from meshwright.ir.plan.plan import Plan, Stage
 
 Part = Literal["any node", "any device"]
@@ -37,15 +37,23 @@ def lost_with(plan: Plan, cluster: Cluster, part: Part) -> dict[int, tuple[int, 
 
 def _alone(stage: Stage, part_of: Sequence[int]) -> set[int]:
     """Parts that are the only ones with something."""
-    shard = stage.mesh.get("dp_shard", 1)
     own = _keeps_its_own(stage)
-    split = own or stage.is_sharded or any(c.zero for c in stage.by_parameter.values())
-    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for position, rank in enumerate(stage.devices):
-        replica, model = divmod(position, stage.model_size)
-        piece = replica if own else replica % shard if split else 0
-        holders[_without_copies(stage, model), piece].add(part_of[rank])
+    split = own or stage.zero > 0 or any(c.zero for c in stage.by_parameter.values())
+    holders: dict[tuple[Fold, int, int], set[int]] = defaultdict(set)
+    for fold in _folds(stage):
+        seen = folded(stage, fold)
+        shard = seen.mesh.get("dp_shard", 1)
+        for position, rank in enumerate(seen.devices):
+            replica, model = divmod(position, seen.model_size)
+            piece = replica if own else replica % shard if split else 0
+            holders[fold, model, piece].add(part_of[rank])
     return {part for parts in holders.values() if len(parts) == 1 for part in parts}
+
+
+def _folds(stage: Stage) -> list[Fold]:
+    """Those of its parameters: along `cp` all of them lie whole, along `ep` those of no expert."""
+    whole = {axis for axis, _ in stage.model} & WHOLE_AXES
+    return [fold for fold in folds_of(stage.model) if whole <= set(fold)]
 
 
 def _keeps_its_own(stage: Stage) -> bool:
@@ -54,17 +62,6 @@ def _keeps_its_own(stage: Stage) -> bool:
     named = (stage.sync, stage.store, *(c.sync for c in stage.by_parameter.values()),
              *(c.store for c in stage.by_parameter.values()))  # fmt: skip
     return any(choice is not None for choice in named)
-
-
-def _without_copies(stage: Stage, model: int) -> int:
-    """The number of a rank among those of a replica that have different parameters."""
-    found, step = 0, 1
-    for axis, size in reversed(stage.model):
-        model, at = divmod(model, size)
-        if axis not in WHOLE_AXES:
-            found, step = found + at * step, step * size
-    assert step <= prod(size for _, size in stage.model)
-    return found
 
 
 def survival_findings(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

@@ -1,20 +1,73 @@
 """`meshwright run`: trains by a plan."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from meshwright.arguments.options import MODEL, Data, Json, PlanFile, Target
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.world.patience import HANG_S
 
 EXAMPLES = (
     f"meshwright run plan.json {MODEL} --data train:batches --steps 100 -o runs/first",
     f"meshwright run plan.json {MODEL} --save checkpoints --save-every 10m --keep 2 --resume",
     f"torchrun --nnodes 2 --nproc-per-node 8 ... -m -- meshwright run plan.json {MODEL}",
 )
+
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="run directory; runs/HASH if not given")
+]
+Trace = Annotated[bool, typer.Option(help="leave a profiler's trace of one step per rank")]
+Log = Annotated[
+    str, typer.Option(help="metrics of each step, into the run directory: jsonl,tensorboard")
+]
+Check = Annotated[
+    bool | None, typer.Option(help="compare a step with plain PyTorch first; the default")
+]
+Tune = Annotated[
+    bool, typer.Option(help="try sizes of gradient buckets while training, and keep the best")
+]
+Save = Annotated[
+    Path | None, typer.Option(help="folder of checkpoints; without it nothing is saved")
+]
+SaveEvery = Annotated[
+    str | None, typer.Option(help="with --save: steps such as 100, or a time such as 10m")
+]
+Keep = Annotated[int, typer.Option(min=1, help="so many checkpoints stay")]
+Resume = Annotated[
+    bool, typer.Option(help="go on from the newest checkpoint in --save, if there is one")
+]
+OnNonfinite = Annotated[
+    str,
+    typer.Option(
+        help="of a loss or gradients that are no numbers: stop, skip the step, back (to the "
+        "newest checkpoint, and on without that batch), warn or ignore"
+    ),
+]
+Hang = Annotated[
+    float,
+    typer.Option("--hang", min=1, help="at most so many seconds without progress, then it ends"),
+]
+Elastic = Annotated[
+    bool,
+    typer.Option(
+        help="with --save: go on with what is left of this machine when ranks die or hang"
+    ),
+]
+RetryLost = Annotated[
+    float,
+    typer.Option(
+        "--retry-lost",
+        min=0,
+        help="with --elastic: seconds until a device that was lost is tried again",
+    ),
+]
+ClusterOfPlan = Annotated[
+    str | None, typer.Option(help="with --elastic: the plan's cluster, if it is no preset")
+]
 
 
 def command(
@@ -24,62 +77,20 @@ def command(
     steps: Annotated[int, typer.Option(help="optimizer steps to take")] = 10,
     data: Data = None,
     learning_rate: Annotated[float, typer.Option("--lr")] = 1e-4,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="run directory; runs/HASH if not given")
-    ] = None,
-    trace: Annotated[
-        bool, typer.Option(help="leave a profiler's trace of one step per rank")
-    ] = True,
-    log: Annotated[
-        str, typer.Option(help="metrics of each step, into the run directory: jsonl,tensorboard")
-    ] = "",
-    check: Annotated[
-        bool | None,
-        typer.Option(help="compare a step with plain PyTorch first; the default"),
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option(help="try sizes of gradient buckets while training, and keep the best")
-    ] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="folder of checkpoints; without it nothing is saved")
-    ] = None,
-    save_every: Annotated[
-        str | None, typer.Option(help="with --save: steps such as 100, or a time such as 10m")
-    ] = None,
-    keep: Annotated[int, typer.Option(min=1, help="so many checkpoints stay")] = 1,
-    resume: Annotated[
-        bool, typer.Option(help="go on from the newest checkpoint in --save, if there is one")
-    ] = False,
-    on_nonfinite: Annotated[
-        str,
-        typer.Option(
-            help="of a loss or gradients that are no numbers: stop, skip the step, back (to the "
-            "newest checkpoint, and on without that batch), warn or ignore"
-        ),
-    ] = "stop",
-    hang_s: Annotated[
-        float,
-        typer.Option(
-            "--hang", min=1, help="at most so many seconds without progress, then it ends"
-        ),
-    ] = 1800.0,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            help="with --save: go on with what is left of this machine when ranks die or hang"
-        ),
-    ] = False,
-    retry_lost_s: Annotated[
-        float,
-        typer.Option(
-            "--retry-lost",
-            min=0,
-            help="with --elastic: seconds until a device that was lost is tried again",
-        ),
-    ] = 600.0,
-    cluster: Annotated[
-        str | None, typer.Option(help="with --elastic: the plan's cluster, if it is no preset")
-    ] = None,
+    output: Output = None,
+    trace: Trace = True,
+    log: Log = "",
+    check: Check = None,
+    tune: Tune = False,
+    save: Save = None,
+    save_every: SaveEvery = None,
+    keep: Keep = 1,
+    resume: Resume = False,
+    on_nonfinite: OnNonfinite = "stop",
+    hang_s: Hang = HANG_S,
+    elastic: Elastic = False,
+    retry_lost_s: RetryLost = 600.0,
+    cluster: ClusterOfPlan = None,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise the ranks are started here.
@@ -97,7 +108,7 @@ def command(
 
         raise SystemExit(
             run_elastic(
-                plan_file, target, _of_ranks(context.params), output=output, cluster=cluster,
+                plan_file, target, _of_ranks(context), output=output, cluster=cluster,
                 retry_lost_s=retry_lost_s,
             )
         )  # fmt: skip
@@ -121,22 +132,23 @@ def command(
     )
 
 
-_OPTIONS = {
-    "steps": "--steps", "data": "--data", "learning_rate": "--lr", "save": "--save",
-    "save_every": "--save-every", "keep": "--keep", "on_nonfinite": "--on-nonfinite",
-    "hang_s": "--hang",
-}  # fmt: skip
-_SWITCHES = {"trace": "trace", "check": "check", "tune": "tune", "resume": "resume"}
+_OF_SUPERVISOR = frozenset({"output", "log", "elastic", "retry_lost_s", "cluster"})
+"""Options that its ranks do not get as they are."""
 
 
-def _of_ranks(given: Mapping[str, Any]) -> list[str]:
+def _of_ranks(context: typer.Context) -> list[str]:
     """The arguments of a rank, but for its plan and run directory; it logs its steps."""
+    given = context.params
     found = [given["target"]]
-    for name, option in _OPTIONS.items():
-        if given[name] is not None:
-            found += [option, str(given[name])]
-    for name, switch in _SWITCHES.items():
-        if given[name] is not None and (given[name] or name not in ("tune", "resume")):
-            found.append(f"--{switch}" if given[name] else f"--no-{switch}")
+    for option in context.command.params:
+        value = given.get(option.name or "")
+        if option.param_type_name != "option" or option.name in _OF_SUPERVISOR:
+            continue
+        if value == option.get_default(context):
+            continue
+        if isinstance(value, bool):
+            found += (option.opts if value else option.secondary_opts)[:1]
+        else:
+            found += [option.opts[0], str(value)]
     kinds = [kind for kind in given["log"].split(",") if kind]
     return [*found, "--log", ",".join(dict.fromkeys((*kinds, "jsonl")))]

@@ -52,8 +52,7 @@ trap 'asked=1; kill -TERM "$job" 2>/dev/null || true' USR1 TERM
 """
 _AGAIN = """ &
 job=$!
-code=0
-while kill -0 "$job" 2>/dev/null; do code=0; wait "$job" || code=$?; done
+while :; do code=0; wait "$job" || code=$?; kill -0 "$job" 2>/dev/null || break; done
 # Asked to end, all ranks have saved: the job is queued again, and goes on from there.
 if [ "$asked" = 1 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code"""

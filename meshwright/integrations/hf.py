@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, train
 from meshwright.integrations.ahead import BatchGroups
 from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
 from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
-from meshwright.integrations.hf_saves import SavesInTrainer
+from meshwright.integrations.hf_saves import SavesInTrainer, newest_whole
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import PlanError
@@ -113,10 +113,8 @@ class JobTrainer(Trainer):
         """Trains; PlanError if a method was replaced since the job was made."""
         check_overrides(self, JobTrainer)
         if resume_from_checkpoint is None and started_again():
-            utils: Any = trainer_utils
             folder = self.args.output_dir
-            found = folder and os.path.isdir(folder) and utils.get_last_checkpoint(folder)
-            resume_from_checkpoint = from_first(found or None)
+            resume_from_checkpoint = from_first(newest_whole(folder) if folder else None)
         with self._saves.saver:
             return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -1,11 +1,26 @@
 """A Trainer saves and stops when its job's `Saver` says so."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import Saver
+
+_NAME = re.compile(r"checkpoint-([0-9]{1,12})")
+
+
+def newest_whole(folder: str | Path) -> str | None:
+    """The newest checkpoint in a Trainer's folder that is whole: its own state it writes last."""
+    found = {
+        int(name[1]): path
+        for path in Path(folder).glob("checkpoint-*")
+        if (name := _NAME.fullmatch(path.name)) and (path / TRAINER_STATE_NAME).exists()
+    }
+    return str(found[max(found)]) if found else None
 
 
 class SavesInTrainer(TrainerCallback):

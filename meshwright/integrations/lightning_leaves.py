@@ -4,6 +4,7 @@ How often it saves besides is its `ModelCheckpoint`'s: `every_n_train_steps`, `t
 """
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class JobLeaves(Callback):
         self.folder = Path(folder)
         self._saver: Saver | None = None
         self._trainer: Trainer | None = None
+        self._stack = ExitStack()
 
     def newest(self) -> Path | None:
         """What the job saved when it last left."""
@@ -41,7 +43,7 @@ class JobLeaves(Callback):
         if not isinstance(trainer.strategy, JobStrategy) or job is None:
             raise PlanError("JobLeaves is for a Trainer with a JobStrategy")
         self._trainer = trainer
-        self._saver = Saver(job, None, save=self._save).__enter__()
+        self._saver = self._stack.enter_context(Saver(job, None, save=self._save))
 
     def _save(self) -> None:
         """In one move: Lightning's file is never beside another step's weights."""
@@ -64,6 +66,10 @@ class JobLeaves(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Signals are the process's own again; SystemExit if the job leaves."""
-        if self._saver is not None:
-            saver, self._saver = self._saver, None
-            saver.__exit__(None, None, None)
+        self._stack.close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """So they are when training fails: then `on_fit_end` does not come."""
+        self._stack.__exit__(type(exception), exception, exception.__traceback__)

@@ -56,8 +56,8 @@ class StepDisplay:
         self.records: list[ShownStep] = []
 
     def begin_at(self, step: int) -> None:
-        """So many steps were taken before, by a job that this one goes on from."""
-        self._first = step
+        """So many steps are taken in the job, which goes on, or back, from there."""
+        self._first = step - len(self.records)
         if self._progress and self._task is not None:
             self._progress.update(self._task, completed=step)
 

@@ -35,7 +35,6 @@ from meshwright.runtime.world.failure import FirstFailure
 
 JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
-RETRY_LOST_S = 600.0
 SEARCH_S = 10.0
 _WAIT_S = 0.1
 _NICE = 10
@@ -165,15 +164,15 @@ class Supervisor:
     output: Path
     arguments: Sequence[str]
     """Of `meshwright run PLAN`, after the plan."""
-    retry_lost_s: float = RETRY_LOST_S
+    retry_lost_s: float
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""
     times_lost: dict[int, int] = field(default_factory=dict)
     failures: list[FirstFailure] = field(default_factory=list)
 
-    def run(self, asked: Sequence[int]) -> int:
-        """The exit code of the job; `asked` are signals that come between two starts."""
+    def run(self, asked: list[int]) -> int:
+        """The exit code of the job; `asked` are the signals that have come, and come."""
         while not asked:
             self._take_back()
             began = time.monotonic()
@@ -186,8 +185,9 @@ class Supervisor:
                 self._say(f"no plan for what is left, waiting for a lost device: {error}")
                 self._await_device(asked)
                 continue
-            search_s = time.monotonic() - began
-            end = self._start(plan, search_s)
+            if asked:  # while it searched
+                break
+            end = self._start(plan, time.monotonic() - began, asked)
             self.started += 1
             say_end(end)
             if end.asked_by:
@@ -204,7 +204,7 @@ class Supervisor:
         while time.monotonic() < at and not asked:
             time.sleep(_WAIT_S)
 
-    def _start(self, plan: Plan, search_s: float) -> JobEnd:
+    def _start(self, plan: Plan, search_s: float, asked: list[int]) -> JobEnd:
         folder = self.output / f"start-{self.started}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan.json"
@@ -220,7 +220,7 @@ class Supervisor:
         shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()
-        with Ranks(plan.world_size, arguments, store, self.started, shown) as ranks:
+        with Ranks(plan.world_size, arguments, store, self.started, shown, asked) as ranks:
             self.replanner.search_ahead(sorted(self.lost))
             again_at = min(self.lost.values(), default=float("inf"))
             end = ranks.wait(max(0.0, again_at - time.monotonic()))

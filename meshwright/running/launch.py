@@ -27,7 +27,7 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.step.finite import check_policy
-from meshwright.runtime.world.failure import HANG_S
+from meshwright.runtime.world.patience import HANG_S
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,12 @@ def _steps(
     metrics: MetricLog,
     saver: Saver,
 ) -> None:
-    """Steps of the given kinds, or as many as there are batches, until the job is to leave."""
+    """Steps of the given kinds, or as many as there are batches, until the job is to leave. Those
+    that it goes back from are taken again, with the next batches."""
     ahead: list[Any] = []
-    for kind in kinds:
+    last = job.state.step + len(kinds)
+    while kinds:
+        kind = kinds.pop(0)
         waited = time.perf_counter()
         batch = ahead.pop() if ahead else next(source, None)
         if batch is None:
@@ -168,6 +171,9 @@ def _steps(
             if job.on_nonfinite != "back":
                 raise
             saver.go_back(error)
+            recorder.begin_at(job.state.step)
+            again: list[StepKind] = ["timed"] * (last - job.state.step - len(kinds) - 1)
+            kinds[:0] = [*again, kind]
             continue
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)

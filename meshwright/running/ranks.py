@@ -73,6 +73,8 @@ class Ranks:
     """How often the job was started before."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """More of their environment."""
+    received: list[int] | None = None
+    """Signals that this process has noted and notes; None: it does so from now on."""
     grace_s: float = children.GRACE_S
     """From a signal to this process until ranks that go on are killed."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -81,7 +83,10 @@ class Ranks:
 
     def __enter__(self) -> Self:
         self._ours = children.children_now()
-        self._received = self._stack.enter_context(children.ending_signals())
+        noted = self.received
+        self._received = (
+            self._stack.enter_context(children.ending_signals()) if noted is None else noted
+        )
         self._stack.enter_context(children.orphans_come_here())
         # Ranks share the cores, as under torchrun. The profiler of the traced step talks.
         usual = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}

@@ -34,7 +34,7 @@ def surviving(solve: Solve, cluster: Cluster, part: Part, time_limit_s: float) -
         sound = tuple(_said(p, part) for p in plans if not lost_with(p, cluster, part))
         if sound and (not best or _step_s(sound[0]) < _step_s(best[0])):
             best = sound
-        if sound and not pins:
+        if not pins and not lost_with(plans[0], cluster, part):
             break
     if best:
         return best

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.running import Held
-from meshwright.ir.comm.by_store import of_all, to_first
+from meshwright.ir.comm.by_store import Aside, of_all, to_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
@@ -96,19 +96,29 @@ def save(job: "Job", folder: Path, extra: Mapping[str, Any], keep: int = 1) -> P
     how many checkpoints stay, this one included.
     """
     check_keep(keep)
-    alone, first = job.plan.world_size == 1, job.parts.rank == 0
-    found = snapshot(job, extra)
-    with told(alone, f"{folder}: the checkpoint cannot be written"):
+    alone = job.plan.world_size == 1
+    return write_whole(snapshot(job, extra), folder, job.parts.rank, keep, alone=alone)
+
+
+def write_whole(
+    found: Snapshot, folder: Path, rank: int, keep: int, *, alone: bool, aside: Aside | None = None
+) -> Path:
+    """Writes a checkpoint and makes it the newest one; all ranks call it, on threads of their own
+    with an `aside`. What fails on one of them is a PlanError on all."""
+    first, path = rank == 0, found.in_folder(folder)
+    partial = folder / f"{path.name}.partial"
+    with told(alone, f"{folder}: the checkpoint cannot be written", aside):
         if first:
             folders.begin(folder, found.step)
-    failed = f"{partial_of(found, folder)}: the checkpoint could not be written"
-    with told(alone, failed):
-        own = write_part(found, folder, job.parts.rank)
-    everyone = [own] if alone else to_first(own)
-    with told(alone, failed):
+    failed = f"{partial}: the checkpoint could not be written"
+    name = f"part-{rank:05d}.safetensors"
+    with told(alone, failed, aside):
+        own = name, *parts.write(found.boxes, partial / name), found.sync
+    everyone = [own] if alone else to_first(own, aside)
+    with told(alone, failed, aside):
         if first:
-            finish(found, folder, everyone, keep)
-    return found.in_folder(folder)
+            _finish(found, folder, partial, everyone, keep)
+    return path
 
 
 def check_keep(keep: int) -> None:
@@ -117,25 +127,15 @@ def check_keep(keep: int) -> None:
         raise PlanError(f"keep={keep}: at least the checkpoint that is saved stays, keep=1")
 
 
-def partial_of(found: Snapshot, folder: Path) -> Path:
-    """The folder that a checkpoint is written into."""
-    return folder / f"{found.in_folder(folder).name}.partial"
-
-
-def write_part(found: Snapshot, folder: Path, rank: int) -> RankPart:
-    """Writes a rank's file, into the folder that rank 0 has begun."""
-    name = f"part-{rank:05d}.safetensors"
-    return name, *parts.write(found.boxes, partial_of(found, folder) / name), found.sync
-
-
-def finish(found: Snapshot, folder: Path, everyone: Sequence[RankPart], keep: int) -> None:
+def _finish(
+    found: Snapshot, folder: Path, partial: Path, everyone: Sequence[RankPart], keep: int
+) -> None:
     """Writes the manifest over what all ranks have written, and makes it the newest checkpoint."""
     made = Manifest(
         found.step, found.model, found.settings, found.extra,
         {name: file for name, file, _, _ in everyone}, stored_tensors(everyone),
         {where: entry for *_, rest in everyone for where, entry in rest.items()},
     )  # fmt: skip
-    partial = partial_of(found, folder)
     write(partial / manifest.NAME, manifest.dumps(made))
     folders.finish(folder, partial, keep)
 
@@ -160,7 +160,7 @@ def stored_tensors(everyone: Sequence[RankPart]) -> dict[str, StoredTensor]:
 
 
 @contextmanager
-def told(alone: bool, what: str) -> Iterator[None]:
+def told(alone: bool, what: str, aside: Aside | None = None) -> Iterator[None]:
     """What fails inside on one rank, on disk or by a rule, is a PlanError on every rank."""
     text, damaged = "", False
     try:
@@ -169,7 +169,7 @@ def told(alone: bool, what: str) -> Iterator[None]:
         text, damaged = str(error), isinstance(error, DamagedError)
     except OSError as error:
         text = f"{what}: {error}"
-    texts = [(text, damaged)] if alone else of_all((text, damaged))
+    texts = [(text, damaged)] if alone else of_all((text, damaged), aside)
     wrong = [(said, bad) for said, bad in texts if said]
     if wrong:
         rest = f" (and on {len(wrong) - 1} more ranks)" * (len(wrong) > 1)

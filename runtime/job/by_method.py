@@ -28,7 +28,7 @@ from meshwright.runtime.job.handshake import (
     identity,
     share_plan,
 )
-from meshwright.runtime.world.failure import HANG_S
+from meshwright.runtime.world.patience import HANG_S
 from meshwright.runtime.world.world import join, rank
 
 

@@ -40,7 +40,7 @@ from meshwright.runtime.step.planned_updates import as_one, check_planned, plann
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.updates import FormOptimizer
 from meshwright.runtime.step.user_groups import UserGroups
-from meshwright.runtime.world.failure import HANG_S
+from meshwright.runtime.world.patience import HANG_S
 from meshwright.runtime.world.world import join, pick_device, rank, take
 
 

@@ -89,7 +89,7 @@ def told_of_another_model(plan: Plan, model: nn.Module) -> Iterator[None]:
         raise MismatchError(
             f"the plan is for model {plan.model.name!r} of {plan.model.num_parameters:,} "
             f"parameters, this is a {given!r} of "
-            f"{sum(p.numel() for p in model.parameters()):,}, which cannot be called with the "
+            f"{sum(p.numel() for p in model.parameters()):,}, which cannot be traced with the "
             f"plan's inputs ({names}): {shown(str(error))}; search a plan for it"
         ) from error
 

@@ -46,8 +46,9 @@ from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
 from meshwright.runtime.step.user_groups import UserGroups
-from meshwright.runtime.world.failure import HANG_S, Failures
+from meshwright.runtime.world.failure import Failures
 from meshwright.runtime.world.pairs import open_pairs
+from meshwright.runtime.world.patience import HANG_S
 
 
 @dataclass(slots=True)

@@ -137,13 +137,20 @@ class Saver:
         until it is asked to leave.
 
         A source with `state_dict` and `load_state_dict` is put where it was; of any other, the
-        batches that are done are read and dropped.
+        batches that are done are read and dropped. PlanError if they do not end where one of this
+        plan's does.
         """
         state = self.job.state
         places: Any = source if hasattr(source, "load_state_dict") else None
         if put := places is not None and state.data is not None:
             places.load_state_dict(state.data)
         reader, given, size = iter(source), state.samples, self.job.plan.global_batch_size
+        if given % size and not put:
+            raise PlanError(
+                f"the checkpoint is of {given} samples, no multiple of the plan's global batch of "
+                f"{size}: train on with a batch that divides {given}, or pass a loader that has "
+                "state_dict and load_state_dict"
+            )
         for _ in range(0 if put else given // size):
             next(reader, None)
         for batch in reader:
@@ -157,8 +164,7 @@ class Saver:
     def stepped(self) -> bool:
         """After each step, and after the schedule's: saves if it is time. True: leave now."""
         job, step = self.job, self.job.state.step
-        while self._places and self._places[0][0] <= job.state.samples:
-            job.state.data = self._places.popleft()[1]
+        self._note_place()
         self._check()
         if self._asked is not None and self._asked.by is not None:
             self._told = self._told or self._agreement.ask(step, _LEAVE)
@@ -171,6 +177,12 @@ class Saver:
         if due and job.parts.rank == 0:
             self._since = time.monotonic()
         return self.left
+
+    def _note_place(self) -> None:
+        """Where the source stood when it had given what the job has read."""
+        state = self.job.state
+        while self._places and self._places[0][0] <= state.samples:
+            state.data = self._places.popleft()[1]
 
     def _is_late(self) -> bool:
         """Whether rank 0's clock says that it is time."""
@@ -185,7 +197,8 @@ class Saver:
         if self._save is not None:
             self._save()
         elif self._writer is not None:
-            self._check()
+            with job.failures.guard():
+                self._writer.wait()  # before the copy: the host has room for one
             self._writer.start(job.snapshot(self._scheduler))
         self._saved = job.state.step
 
@@ -200,11 +213,13 @@ class Saver:
         or where that did not help: the furthest step is no further than the last time. Every rank
         calls it."""
         job = self.job
-        assert self._folder is not None and self._writer is not None
+        if self._folder is None or self._writer is None:
+            raise error
         self._writer.wait()
         known = from_first(os.path.lexists(self._folder / folders.LATEST))
         if not known or job.state.step <= self._bad_step:
             raise error
+        self._note_place()
         self._bad_step, samples, data = job.state.step, job.state.samples, job.state.data
         job.load(self._folder, self._scheduler)
         if job.parts.rank == 0:

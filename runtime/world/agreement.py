@@ -36,8 +36,9 @@ class Agreement:
         asked for something else that is not done yet: then this one has to ask again."""
         wanted = self._stride * -(-(step + self._ahead) // self._stride), what
         if self._store is None:
-            self._own = wanted
-            return True
+            free = self._own is None
+            self._own = self._own or wanted
+            return free
         key = f"{self._key}/{self._number}"
         if self._store.add(f"{key}/asked", 1) != 1:
             return False

@@ -41,8 +41,6 @@ for the beats of all ranks."""
 _LOOKERS = 8
 """Ranks that look at all others, where something stands still: each reads as many beats as there
 are ranks."""
-HANG_S = 1800.0
-"""A rank that stands still for so long hangs, unless it has learnt or was told less."""
 GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"

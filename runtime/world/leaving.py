@@ -40,9 +40,13 @@ def leaving(
     `tell` gets its name at once. If the block is not over `leave_s` (`LEAVE_S`) later, the process
     calls `at_last` and exits: its main thread may be stuck where no signal reaches it. SIGUSR1 and
     SIGUSR2, warnings of a time limit, ask the same without a deadline, unless somebody else handles
-    them.
+    them. Python gives signals to the main thread; called from another one, it leaves them as they
+    are.
     """
     asked = LeaveRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
     deadline_s = LEAVE_S if leave_s is None else leave_s
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+HANG_S = 1800.0
+"""A rank that stands still for so long hangs, unless it has learnt or was told less."""
 LEAST_S = 300.0
 """Never less: a loader that opens its next file, or a checkpoint, is no hang."""
 TIMES = 5.0

@@ -131,6 +131,7 @@ def test_a_trainer_that_is_asked_to_end_goes_on_when_it_is_started_again(tmp_pat
     first = run_ranks(2, _asked, str(tmp_path / "cut"), True)
     assert [code for code, *_ in first] == [RETRY, RETRY]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    (tmp_path / "cut" / "checkpoint-9" / "job").mkdir(parents=True)  # killed while it saved
     second = run_ranks(2, _asked, str(tmp_path / "cut"), False)
     for (_, theirs, weights), (_, ours, again), (_, before, _) in zip(
         whole, second, first, strict=True

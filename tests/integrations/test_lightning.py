@@ -121,11 +121,21 @@ class AskedIn(lightning.Callback):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
+class Fails(lightning.Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        raise ArithmeticError("as it may")
+
+
 def _asked(folder):
     as_torchrun()
     from meshwright.integrations.lightning import JobStrategy
     from meshwright.integrations.lightning_leaves import JobLeaves
 
+    with pytest.raises(ArithmeticError):
+        callbacks = [JobLeaves(f"{folder}/left"), Fails()]
+        trainer(folder, JobStrategy(plan()), callbacks=callbacks).fit(module(), loader(BATCH))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "signals are the process's again"
     first, leaves = JobStrategy(plan()), JobLeaves(f"{folder}/left")
     made = trainer(folder, first, steps=STEPS, callbacks=[AskedIn(), leaves])
     with pytest.raises(SystemExit) as left:

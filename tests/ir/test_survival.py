@@ -31,6 +31,14 @@ def _plan(devices, mesh=None, zero=0):
         ({"dp_replicate": 2, "dp_shard": 1, "tp": 2}, 0, (0, 1, 2, 3), (), ()),
         ({"dp_replicate": 2, "dp_shard": 1, "tp": 2}, 0, (0, 2, 1, 3), (0, 1), ()),
         ({"dp_replicate": 1, "dp_shard": 1, "cp": 4}, 0, (0, 1, 2, 3), (), ()),
+        # ZeRO shards over `cp`, too, even where there is no other replica.
+        ({"dp_replicate": 1, "dp_shard": 1, "cp": 4}, 1, (0, 1, 2, 3), (0, 1), (0, 1, 2, 3)),
+        ({"dp_replicate": 1, "dp_shard": 2, "cp": 2}, 1, (0, 1, 2, 3), (0, 1), (0, 1, 2, 3)),
+        ({"dp_replicate": 2, "dp_shard": 1, "cp": 2}, 1, (0, 1, 2, 3), (), ()),
+        # Experts are whole on `dp_replicate` alone, the rest on `ep`, too.
+        ({"dp_replicate": 2, "dp_shard": 1, "ep": 2}, 0, (0, 1, 2, 3), (), ()),
+        ({"dp_replicate": 2, "dp_shard": 1, "ep": 2}, 0, (0, 2, 1, 3), (0, 1), ()),
+        ({"dp_replicate": 1, "dp_shard": 2, "ep": 2}, 1, (0, 2, 1, 3), (0, 1), (0, 1, 2, 3)),
     ],
 )  # fmt: skip
 def test_state_is_lost_with_its_only_holder(mesh, zero, devices, node, device):

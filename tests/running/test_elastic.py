@@ -1,6 +1,8 @@
 """A job goes on with what is left of its machine, as if nothing had been lost."""
 
 import json
+import signal
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,12 +12,18 @@ import pytest
 import meshwright as mw
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
-from meshwright.running.elastic import check_elastic, run_elastic
-from meshwright.running.ranks import JobEnd
+from meshwright.running import elastic, launch
+from meshwright.running.elastic import Supervisor, _visible, check_elastic, run_elastic
+from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.verdict import judge
+from meshwright.runtime.step.executor import RankProgress
+from meshwright.runtime.world import launcher
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
+from meshwright.runtime.world.launcher import open_store
+from meshwright.runtime.world.standing import dumps, standing
 from meshwright.testing.spawn import alone
+from tests.command_line import invoke
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -91,6 +99,78 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
         check_elastic(replace(plan, gives_up=("low-rank gradients",)), mw.Cluster.local(2))
     with pytest.raises(PlanError, match="2 nodes"):
         check_elastic(plan, mw.Cluster.preset("a100-80", num_nodes=2))
+
+
+def test_ranks_get_every_option_but_the_supervisors(monkeypatch):
+    found = []
+    monkeypatch.setattr(elastic, "run_elastic", lambda *given, **_: found.append(given[2]) or 0)
+    monkeypatch.setattr(launch, "train", lambda *given, **more: found.append((given, more)))
+    asked = ("--data", "t:d", "--steps", "7", "--lr", "0.5", "--save", "c", "--keep", "2", "--json",
+             "--save-every", "3m", "--on-nonfinite", "back", "--hang", "9", "--resume",
+             "--no-check", "--no-trace", "--tune")  # fmt: skip
+    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run")
+    invoke("run", "p.json", "t:m", *asked, *own, "--log", "tensorboard")
+    invoke("run", "p.json", *found[0])
+    invoke("run", "p.json", "t:m", *asked, "--log", "tensorboard,jsonl")
+    assert found[1] == found[2] and not set(own) & set(found[0])
+    invoke("run", "p.json", "t:m", "--save", "c", "--elastic")
+    assert found[3] == ["t:m", "--save", "c", "--log", "jsonl"]
+
+
+def test_a_signal_while_a_plan_is_searched_ends_the_job(tmp_path):
+    class Searching:
+        def plan_without(self, lost):
+            asked.append(signal.SIGTERM)
+
+    asked = []
+    assert Supervisor(Searching(), tmp_path, (), 1.0).run(asked) == RETRY
+    assert not list(tmp_path.iterdir()), "no rank was started"
+
+
+def test_ranks_hear_of_a_signal_that_came_before_them():
+    wait = "import time; print('started', flush=True); time.sleep(60)"
+    with Ranks(2, ("-c", wait), open_store(), received=[signal.SIGTERM]) as ranks:
+        end = ranks.wait()
+    assert end.codes == {0: -15, 1: -15} and end.exit_code == 143
+
+
+def test_all_ranks_that_died_are_lost():
+    die = "import os, time; os.environ['RANK'] == '0' or os.kill(os.getpid(), 9); time.sleep(60)"
+    with Ranks(3, ("-c", die), open_store()) as ranks:
+        end = ranks.wait()
+    assert end.lost == (1, 2) and end.exit_code == 137
+    assert end.cause.text.endswith("before it took a step (and rank 2 by SIGKILL)")
+
+
+def test_ranks_that_train_are_asked_to_leave_for_a_device(tmp_path):
+    save = (
+        "import os, pathlib, signal, time; signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); "
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch(); time.sleep(60)"
+    )
+    with Ranks(2, ("-c", save), open_store()) as ranks:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        told, progress = launcher.told(ranks.store, 0), RankProgress()
+        for step, rank, train in ((1, 0, False), (0, 1, False), (1, 1, True)):
+            progress.at(step, "0F0", "running")
+            told.set(f"meshwright/beat/{rank}", dumps(standing(progress), 1))
+            assert ranks._train() == train, "all have taken a step"
+        end = ranks.wait(0.0)
+    assert end.saved and end.codes == {0: RETRY, 1: RETRY} and not end.lost
+
+
+def test_a_device_that_is_lost_again_waits_longer(tmp_path, monkeypatch):
+    supervisor = Supervisor(None, tmp_path, (), 10.0)
+    for wait_s in (10.0, 20.0, 40.0):
+        supervisor._lose([1])
+        assert supervisor.lost[1] - time.monotonic() == pytest.approx(wait_s, abs=1.0)
+    supervisor.lost[2] = time.monotonic()
+    supervisor._take_back()
+    assert list(supervisor.lost) == [1]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "0,2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert _visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "4,6"}
 
 
 def _failed(kind, step, error, code=1):

@@ -25,7 +25,7 @@ from meshwright.runtime.job import stale
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compile import inputs_of
 from meshwright.runtime.job.handshake import check_world
-from meshwright.runtime.world.failure import HANG_S
+from meshwright.runtime.world.patience import HANG_S
 from meshwright.runtime.world.world import join, pick_device, take
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.standing import Heat, RaceStanding

@@ -1,5 +1,7 @@
 """What ranks tell each other through the store, and groups that their members make alone."""
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -20,6 +22,18 @@ def _told() -> tuple[object, ...]:
     first = by_store.from_first(rank + 7), by_store.to_first(rank * rank)
     for number in range(5):
         assert by_store.judged(number * rank, sum) == 6 * number
+    aside, heard = by_store.Aside(), list[int]()
+    assert aside.store is not store_of(None)[0], "a read of a TCPStore holds its connection"
+    thread = threading.Thread(target=lambda: heard.extend(by_store.of_all(rank * 3, aside)))
+    if rank:
+        thread.start()
+        time.sleep(0.3)
+    # Others wait aside for rank 0, and that holds nobody up.
+    assert by_store.of_all(rank) == list(range(RANKS))
+    if not rank:
+        thread.start()
+    thread.join()
+    assert heard == [0, 3, 6, 9]
     left = [f"{by_store._PREFIX}/{turn}/{name}" for turn in range(by_store._turns[""])
             for name in ("answer", "read", "done", *range(RANKS))]  # fmt: skip
     return found, first, [key for key in left if rank == 0 and store_of(None)[0].check([key])]

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.saver import SaveInterval, Saver
@@ -125,10 +125,49 @@ def test_a_folder_with_a_checkpoint_is_not_written_over_unasked(tmp_path, monkey
     again = make_job(Chain(5), PLANS["one"])
     with pytest.raises(PlanError, match="resume=True"):
         Saver(again, tmp_path)
+    next(iter(again.parts.stages.values())).comm.seed = 9
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # as torchrun --max-restarts sets
-    assert Saver(again, tmp_path).resumed and again.state.step == 1
+    assert Saver(again, tmp_path).resumed and (again.state.step, again.seed) == (1, 0)
+    other = Saver(again, tmp_path)
+    again.state.samples = 36
+    with pytest.raises(PlanError, match="36 samples, no multiple of the plan's global batch of 24"):
+        next(other.batches(batches(1)))
     manifest = json.loads((tmp_path / "step-00000001" / "checkpoint.json").read_text())
     assert manifest["content"]["extra"] == {"precision": "fp64", "samples": 24, "seed": 0}
+
+
+def test_the_next_step_changes_nothing_of_what_is_written():
+    job = make_job(Chain(5), PLANS["one"])
+    job.step(batches(1)[0])
+    found = job.snapshot()
+    before = [box.content.clone() for box in found.boxes]
+    job.step(batches(2)[1])
+    assert len(before) > 10
+    assert all(torch.equal(x, box.content) for x, box in zip(before, found.boxes, strict=True))
+
+
+class BadLoader(Loader):
+    """From its third batch on no numbers."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch if self.at < 3 else tuple(x * float("nan") for x in batch)
+
+
+def test_a_step_that_stays_bad_ends_the_job(tmp_path):
+    job = make_job(Chain(5), PLANS["one"])
+    job.on_nonfinite = "back"
+    source, bad = BadLoader(), 0
+    with Saver(job, tmp_path, every=1) as saver, pytest.raises(NonFinite):
+        for batch in saver.batches(source):
+            try:
+                job.step(batch)
+                saver.stepped()
+            except NonFinite as error:
+                bad += 1
+                saver.go_back(error)
+                assert job.state.data == {"at": 3}, "the bad batch is not given again"
+    assert bad == 2 and source.at == 4
 
 
 @pytest.mark.parametrize("text", ["", "0", "10x", "-5", "0m", "1e3", "ten"])
@@ -142,4 +181,8 @@ def test_an_interval_is_steps_or_time(text):
 def test_what_is_asked_second_has_to_be_asked_again():
     one = Agreement(1, late=True)
     assert stride(4) == stride(4096) == 1 and stride(16384) == 3
-    assert one.ask(3, "save") and one.due(4) == "" and one.due(5) == "save" and one.due(6) == ""
+    assert one.ask(3, "save") and one.due(4) == ""
+    # Nor is what is asked for again and again put off by that, as by a clock that is late.
+    assert not one.ask(4, "save") and not one.ask(4, "leave")
+    assert one.due(5) == "save" and one.due(6) == ""
+    assert one.ask(6, "leave") and one.due(8) == "leave"

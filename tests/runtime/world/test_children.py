@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def _leave(how: str) -> tuple[str, int, bool]:
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_signal_is_noted_for_the_loop(name: str, code: int) -> None:
     assert alone(_leave, name) == (name, code, True)
+
+
+def test_beside_the_main_thread_signals_stay_as_they_are() -> None:
+    from meshwright.runtime.world import leaving
+
+    found, before = [], signal.getsignal(signal.SIGTERM)
+
+    def train() -> None:  # as frameworks do that run it on a thread of their own
+        with leaving.leaving(found.append, lambda: None) as asked:
+            found.extend((asked.by, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert found == [None, before]
 
 
 def test_a_rank_that_is_stuck_leaves_in_the_end(tmp_path: Path) -> None:
