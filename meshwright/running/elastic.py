@@ -25,6 +25,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search
 from meshwright.running.ranks import JobEnd, Ranks, say_end
 from meshwright.running.verdict import judge
@@ -83,11 +84,15 @@ class Replanner:
         return found
 
     def _with_pins(self, left: Cluster, pins: Sequence[str]) -> Plan:
-        return search(
-            self.graph, left, optimizer=self.plan.optimizer, precision=self.plan.precision,
+        options = SearchOptions(
+            optimizer=self.plan.optimizer, precision=self.plan.precision,
             max_grad_norm=self.plan.max_grad_norm, constraints=pins,
             objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
         )  # fmt: skip
+        try:
+            return search(self.graph, left, options)
+        except Infeasible:  # to fill devices is better than to stop
+            return search(self.graph, left, options, memory_headroom=0.0)
 
     def dropped(self, found: Plan) -> tuple[str, ...]:
         """The pins of the first plan that another one does not keep."""

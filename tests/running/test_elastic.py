@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
-from meshwright.running.elastic import Supervisor, _visible, check_elastic, run_elastic
+from meshwright.running.elastic import Replanner, Supervisor, _visible, check_elastic, run_elastic
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.verdict import judge
 from meshwright.runtime.step.executor import RankProgress
@@ -24,6 +25,7 @@ from meshwright.runtime.world.launcher import open_store
 from meshwright.runtime.world.standing import dumps, standing
 from meshwright.testing.spawn import alone
 from tests.command_line import invoke
+from tests.planner.problems import cluster, mlp
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -205,3 +207,16 @@ def test_exit_codes_say_whether_to_come_again():
     assert JobEnd({0: 0, 1: 0}).exit_code == 0
     assert _failed("died", 1, "SIGKILL", -9).exit_code == 137
     assert _failed("raised", 1, "x", 4).exit_code == 4
+
+
+def test_a_plan_for_what_is_left_may_fill_devices():
+    """What one device needs is all that it has: a tenth that is kept free would end the job."""
+    graph, roomy = mlp(), cluster(2)
+    device = roomy.device_types[0]
+    alone = mw.search(graph, without(roomy, [1]), objective="memory", progress=False)
+    least = alone.predicted.peak_bytes
+    tight = replace(device, reserved_bytes=device.memory_bytes - least)
+    machine = replace(roomy, device_types=(tight,))
+    plan = mw.search(graph, machine, memory_headroom=0.0, progress=False)
+    replanner = Replanner(plan, machine, target=None, _graph=graph)
+    assert replanner.plan_without([1]).predicted.peak_bytes == least
