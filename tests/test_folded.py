@@ -42,6 +42,7 @@ ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "cp and ep": ((*CP2, *EP2), {"zero": 3}),
     "ep and tp": ((*EP2, ("tp", 2)), {"zero": 1}),
     "stages": (EP2, {"pp": 2, "zero": 3, "num_microbatches": 2}),
+    "ahead": (EP4, {"zero": 3, "num_microbatches": 2, "prefetch": 1}),
 }
 ON_EIGHT: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "cp, ep and copies": ((*CP2, *EP2), {"dp_replicate": 2, "zero": 3, "num_microbatches": 2}),
@@ -59,8 +60,13 @@ def traced() -> Graph:
 def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any], *, predict: bool = False) -> Plan:
     problem = make_problem(traced(), Cluster.local(world), precision="fp64", optimizer="adam")
     problem.solved[mesh, ""] = solve_layouts(traced(), mesh, usual(mesh, QUICK))
-    chosen = uniform_choice(problem, model=mesh, **choice)
-    return build_plan(problem, chosen, predict=predict)
+    said = {name: value for name, value in choice.items() if name != "prefetch"}
+    chosen = uniform_choice(problem, model=mesh, **said)
+    ahead = choice.get("prefetch", 0)
+    stages = tuple(replace(stage, prefetch=ahead) for stage in chosen.stages)
+    plan = build_plan(problem, replace(chosen, stages=stages), predict=predict)
+    assert all(stage.prefetch == ahead for stage in plan.stages)
+    return plan
 
 
 @pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT), (3, EP3)])

@@ -1,7 +1,8 @@
 """Whether a plan's training state outlives a part of its cluster: what of it lies elsewhere, too.
 
 State is parameters and what the optimizer keeps. Ranks that differ only in their replica hold the
-same, but for the rows that ZeRO gives each rank of `dp_shard`.
+same, but for the rows that ZeRO gives each rank of `dp_shard`, and of axes that are folded with it
+(`ir.plan.folded`); which those are is not asked, so that each way must outlive it.
 """
 
 from collections import defaultdict
@@ -12,6 +13,7 @@ from typing import Literal, get_args
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.finding import Finding, few
+from meshwright.ir.plan.folded import folded, folds_of
 from meshwright.ir.plan.plan import Plan, Stage
 
 Part = Literal["any node", "any device"]
@@ -31,8 +33,16 @@ def part_named(text: str) -> Part:
 def lost_with(plan: Plan, cluster: Cluster, part: Part) -> dict[int, tuple[int, ...]]:
     """Stage -> the nodes (or devices) of which each alone has some of the stage's state."""
     nodes = cluster.node_numbers if part == "any node" else range(cluster.num_devices)
-    found = {index: tuple(sorted(_alone(stage, nodes))) for index, stage in enumerate(plan.stages)}
+    found = {
+        index: tuple(sorted(set[int]().union(*[_alone(view, nodes) for view in _views(stage)])))
+        for index, stage in enumerate(plan.stages)
+    }
     return {index: alone for index, alone in found.items() if alone}
+
+
+def _views(stage: Stage) -> tuple[Stage, ...]:
+    """The stage as it may be for parameters."""
+    return tuple([folded(stage, fold) for fold in folds_of(stage.model)])
 
 
 def _alone(stage: Stage, part_of: Sequence[int]) -> set[int]:
