@@ -9,8 +9,8 @@ from math import prod
 
 from meshwright.costmodel.cost_cache import Mode
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.retention import AGAIN
 from meshwright.forms.folding import folded_views
+from meshwright.forms.retention import AGAIN
 from meshwright.forms.sync import exchange, exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
