@@ -182,7 +182,8 @@ def test_searches_gather_ahead_where_a_replica_alone_shares() -> None:
     # No bound takes what is shared to be whole: with just the memory of that plan it is found.
     tight = (*pins, f"memory<={best.predicted.peak_bytes}B")
     asked = make_problem(traced(), Cluster.local(4), precision="fp64", constraints=tight)
-    assert search_problem(asked, "ilp").predicted == best.predicted
+    again = search_problem(asked, "ilp").predicted
+    assert again and again.step_s == pytest.approx(best.predicted.step_s, rel=1e-9)
 
 
 def test_lines_are_of_neighbours_first() -> None:
