@@ -22,10 +22,12 @@ from meshwright.ir.plan.lines import stage_lines
 from meshwright.ir.plan.plan import FormChoice, ModelMesh, ParameterChoice, Plan, Stage
 from meshwright.ir.plan.summed import summed_axes
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.bounds.bound import relaxed
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.space import Mesh
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
@@ -166,6 +168,33 @@ def test_state_is_shared_by_all_ranks(name: str) -> None:
     assert stage.memory.optimizer_bytes == pytest.approx(
         2 * (alone + sum(sizes.values()) / 4), rel=0.01
     )
+
+
+@pytest.mark.parametrize("name", ["zero1", "copies", "ep alone", "cp and ep"])
+def test_bounds_hold_what_a_rank_does(name: str) -> None:
+    """Parameters, and what the optimizer keeps, of all blocks under one micro-batch."""
+    model, choice = ON_FOUR[name]
+    problem = _problem(traced(), 4, model)
+    plan = _plan(4, model, choice)
+    relaxation = relaxed(problem)
+    (stage,) = plan.stages
+    mesh = Mesh(stage.mesh["dp_replicate"], stage.mesh["dp_shard"], model, stage.zero)
+    case = relaxation.tables.case(0, mesh, 1)
+    rates = relaxation.rates
+    held = float(rates.steady([case], 1).state_bytes[0] @ rates.counts)
+    sums, sizes = summed_axes(plan, traced(), 0), rates.runs.block_costs(case.at)
+    local = {
+        traced().tensors[tensor].fqn: nbytes
+        for block, cost in zip(traced().blocks, sizes, strict=True)
+        for tensor, nbytes in zip(block.params, cost.param_bytes, strict=True)
+    }
+    views = {path: stage_of(stage, path, sums) for path in local}
+    wanted = sum(
+        nbytes * (1 / shards if view.zero == 3 and shards > 1 else 1) + 2 * nbytes / shards
+        for path, nbytes in local.items()
+        for view in [views[path]] for shards in [view.mesh["dp_shard"]]
+    )  # fmt: skip
+    assert held == pytest.approx(wanted)
 
 
 def test_searches_gather_ahead_where_a_replica_alone_shares() -> None:
