@@ -15,6 +15,7 @@ from meshwright.costmodel.comm.volume import replica_sends
 from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.costmodel.stage.stage_model import stage_model
 from meshwright.forms.folding import stage_of, views_in
+from meshwright.forms.retention import KEEP
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.folded import folded, folds_of
@@ -171,11 +172,11 @@ def test_state_is_shared_by_all_ranks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero1", "copies", "ep alone", "cp and ep"])
-def test_bounds_hold_what_a_rank_does(name: str) -> None:
+def test_bounds_and_tables_hold_what_a_rank_does(name: str) -> None:
     """Parameters, and what the optimizer keeps, of all blocks under one micro-batch."""
     model, choice = ON_FOUR[name]
     problem = _problem(traced(), 4, model)
-    plan = _plan(4, model, choice)
+    plan = _plan(4, model, choice | {"num_microbatches": 1}, predict=True)
     relaxation = relaxed(problem)
     (stage,) = plan.stages
     mesh = Mesh(stage.mesh["dp_replicate"], stage.mesh["dp_shard"], model, stage.zero)
@@ -195,6 +196,9 @@ def test_bounds_hold_what_a_rank_does(name: str) -> None:
         for view in [views[path]] for shards in [view.mesh["dp_shard"]]
     )  # fmt: skip
     assert held == pytest.approx(wanted)
+    assert plan.predicted is not None
+    figures = relaxation.tables.entry(case, KEEP, None, 1)
+    assert figures.held(1).max() == pytest.approx(plan.predicted.peak_bytes, rel=0.2)
 
 
 def test_searches_gather_ahead_where_a_replica_alone_shares() -> None:
