@@ -33,10 +33,10 @@ def folded_groups(stage: Stage, paths: Iterable[str], sums: Sums) -> tuple[Param
     return tuple(found)
 
 
-def stage_of(plan: Plan, graph: Graph, index: int, path: str) -> Stage:
-    """Returns a stage as it is for one parameter, as if for all."""
-    view = stage_for(plan.stages[index], path)
-    return folded(view, fold_for(view, summed_axes(plan, graph, index).get(path, ())))
+def stage_of(stage: Stage, path: str, sums: Sums) -> Stage:
+    """Returns a stage as it is for one parameter, as if for all; `sums`: of the stage's."""
+    view = stage_for(stage, path)
+    return folded(view, fold_for(view, sums.get(path, ())))
 
 
 def folded_views(stage: Stage) -> Iterator[Stage]:

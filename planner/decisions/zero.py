@@ -23,20 +23,21 @@ def splits(level: int) -> bool:
 
 
 def levels(
-    constraints: Iterable[Constraint], dp: int, shard: int, *, folds: bool = False
+    constraints: Iterable[Constraint], dp: int, shard: int, *, folded: int = 1
 ) -> tuple[int, ...]:
     """Return the levels that pins leave for so many replicas, of which so many share: those that
-    split something where there is somebody to share with. `folds`: ranks of a replica may share
-    (`ir.plan.folded`)."""
+    split something where there is somebody to share with. `folded`: ranks of a replica that may
+    share, too (`ir.plan.folded`)."""
     asked = tuple(constraints)
-    found = tuple(n for n in LEVELS if splits(n) == (shard > 1) or (folds and splits(n)))
+    found = tuple(n for n in LEVELS if splits(n) == (shard > 1) or (folded > 1 and splits(n)))
     if shard > 1 and (pinned(asked, "dp_shard") or 0) == shard:
         found = LEVELS  # asked for by name: also without sharding anything
     store = pinned_store(asked)
     if store:
         found = tuple(n for n in found if goes_with(sync_name(n, shard), dp, n, store))
     if 0 not in allowed(asked, "prefetch", range(5)):
-        found = tuple(n for n in found if _exchange(n, dp, shard, store).fetches_ahead)
+        among = dp * folded, shard * folded
+        found = tuple(n for n in found if _exchange(n, *among, store).fetches_ahead)
     sync = pinned(asked, "sync")
     left = tuple(level for level in found if sync not in chosen() or suits(str(sync), level))
     return allowed(asked, "zero", left)

@@ -9,6 +9,7 @@ from math import prod
 
 from meshwright.costmodel.cost_cache import Mode
 from meshwright.forms.exchange import Exchange
+from meshwright.forms.folding import folded_views
 from meshwright.forms.retention import AGAIN
 from meshwright.forms.sync import exchange, exchange_of
 from meshwright.ir.cluster.cluster import Cluster
@@ -224,8 +225,11 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         made = made if value is None else apply(made, value, choice.table)
     for item in problem.constraints:
         made = item.apply(problem.graph, blocks, made) if isinstance(item, ParametersAs) else made
-    fetches = made.prefetch and exchange_of(replace(made, by_parameter={})).fetches_ahead
-    return made if fetches or not made.prefetch else replace(made, prefetch=0)
+    if made.prefetch:
+        views = folded_views(replace(made, by_parameter={}))
+        if not any(exchange_of(view).fetches_ahead for view in views):
+            return replace(made, prefetch=0)
+    return made
 
 
 def modes_of(problem: Problem, stage: StageChoice) -> tuple[Mode, ...]:

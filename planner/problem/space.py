@@ -10,7 +10,7 @@ from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.folded import Fold, folds_of
+from meshwright.ir.plan.folded import FOLDED, Fold, folds_of
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.ir.precision import AS_TRACED, Precision, precision
 from meshwright.planner.across import mesh_variants
@@ -199,8 +199,9 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         replicate = dp // shard
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
-        for zero in levels(problem.constraints, dp, shard, folds=len(folds_of(model)) > 1):
-            store = pinned_store(problem.constraints)
+        store = pinned_store(problem.constraints)
+        within = 1 if store else prod([size for axis, size in model if axis in FOLDED])
+        for zero in levels(problem.constraints, dp, shard, folded=within):
             plain = Mesh(
                 replicate, shard, model, zero, variant, store=store, numbers=problem.tables.numbers
             )

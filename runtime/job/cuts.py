@@ -9,6 +9,7 @@ from meshwright.forms.stepping import row_borders
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.summed import summed_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,12 @@ class ParameterCut:
 def cuts_of(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[ParameterCut]:
     """Yields the cuts of trained parameters; `names`: of these paths only."""
     for index, stage in enumerate(plan.stages):
-        blocks = plan.stage_blocks(graph, index)
+        blocks, sums = plan.stage_blocks(graph, index), summed_axes(plan, graph, index)
         for name in dict.fromkeys(name for block in blocks for name in block.params):
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            own = stage_of(plan, graph, index, tensor.fqn)
+            own = stage_of(stage, tensor.fqn, sums)
             exchange, ranks = exchange_of(own), own.mesh.get("dp_shard", 1)
             if exchange.is_split("optimizer") and exchange.owns_whole:
                 how = f"under {own.sync_form} {tensor.fqn} has one owner, who alone steps it"

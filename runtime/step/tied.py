@@ -15,6 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.lines import Line
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.summed import summed_axes
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.world.groups import Groups
 
@@ -52,7 +53,7 @@ def shared_by_stages(graph: Graph, plan: Plan) -> dict[str, tuple[int, ...]]:
 
 def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
     path = graph.tensors[name].fqn
-    stages = [stage_of(plan, graph, i, path) for i in indices]
+    stages = [stage_of(plan.stages[i], path, summed_axes(plan, graph, i)) for i in indices]
     layouts = {
         (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form, store_of(s),
          "" if exchange_of(s).agrees else str(s.sync),

@@ -39,6 +39,8 @@ def _plan(devices, mesh=None, zero=0):
         ({"dp_replicate": 2, "dp_shard": 1, "ep": 2}, 0, (0, 1, 2, 3), (), ()),
         ({"dp_replicate": 2, "dp_shard": 1, "ep": 2}, 0, (0, 2, 1, 3), (0, 1), ()),
         ({"dp_replicate": 1, "dp_shard": 2, "ep": 2}, 1, (0, 2, 1, 3), (0, 1), (0, 1, 2, 3)),
+        ({"dp_replicate": 2, "dp_shard": 1, "cp": 2}, 3, (0, 1, 2, 3), (), ()),
+        ({"dp_replicate": 2, "dp_shard": 1, "cp": 2}, 3, (0, 2, 1, 3), (), ()),
     ],
 )  # fmt: skip
 def test_state_is_lost_with_its_only_holder(mesh, zero, devices, node, device):
