@@ -24,7 +24,7 @@ from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step import loss_scale
-from meshwright.runtime.step.loss_scale import LossScale, leaves_out
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out, unless
 from meshwright.runtime.step.updates import stepped_by_kernel
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
@@ -280,3 +280,20 @@ def test_who_must_be_told_by_the_host() -> None:
     assert leaves_out(torch.optim.AdamW(given, fused=True))
     assert not leaves_out(torch.optim.AdamW(given))
     assert not leaves_out(stepped_by_kernel(torch.optim.AdamW(given, fused=True)))
+    given[0].grad = torch.ones(2)
+    plain, heavy = (torch.optim.SGD(given, fused=True, momentum=m) for m in (0.0, 0.9))
+    assert leaves_out(plain)
+    assert not leaves_out(heavy), "torch makes momentum without values in a step that is left out"
+    heavy.step()
+    assert leaves_out(heavy)
+
+
+def test_an_optimizer_is_told_for_one_step() -> None:
+    given = [torch.zeros(2, requires_grad=True)]
+    optimizer = torch.optim.AdamW(given, lr=1.0, fused=True)
+    for overflow, moved in ((1.0, 0), (0.0, 1), (None, 2)):
+        given[0].grad = torch.ones(2)
+        with unless(optimizer, None if overflow is None else torch.tensor(overflow)):
+            optimizer.step()
+        assert not hasattr(optimizer, "found_inf")
+        assert float(optimizer.state[given[0]]["step"]) == moved
