@@ -8,8 +8,8 @@ from pathlib import Path
 from meshwright.forms.methods import method_findings, method_gives_up
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.stepping import owner_notes, update_findings
-from meshwright.forms.sync import findings as sync_findings
 from meshwright.forms.sync import given_up
+from meshwright.forms.sync_findings import findings as sync_findings
 from meshwright.forms.tables import stepping_notes, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError

@@ -9,7 +9,8 @@ from typing import cast
 from meshwright.forms.cache.curves import MissCurve, shared_out
 from meshwright.forms.copied import loses_copies
 from meshwright.forms.storage import facts_of_store, of_tables
-from meshwright.forms.sync import chosen, facts_of_tables, of_stage, takes_rows, zero_of_tables
+from meshwright.forms.sync import chosen, facts_of_tables, takes_rows, zero_of_tables
+from meshwright.forms.sync_findings import of_stage
 from meshwright.forms.tables import table_findings
 from meshwright.forms.updates import update
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of

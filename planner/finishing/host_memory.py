@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright.forms.retention import said_by
 from meshwright.forms.storage import relieving
-from meshwright.forms.sync import of_stage
+from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.planner.pins.constraints import allowed, pins_of
 from meshwright.planner.problem.predict import excess_bytes

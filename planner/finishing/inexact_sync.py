@@ -3,14 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.forms.sync import (
-    changes,
-    clips,
-    exchange_of,
-    is_for_stages,
-    ladder,
-    of_stage,
-)
+from meshwright.forms.sync import changes, clips, exchange_of, is_for_stages, ladder
+from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem

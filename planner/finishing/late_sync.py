@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from meshwright.costmodel.stage.placement import StageCosts, stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
-from meshwright.forms.sync import is_searched, of_stage, offers
+from meshwright.forms.sync import is_searched, offers
+from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
 from meshwright.planner.pins.constraints import Pin, allowed
 from meshwright.planner.problem.problem import Problem

@@ -8,7 +8,8 @@ from itertools import product
 from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.forms.stepping import update_findings
-from meshwright.forms.sync import of_stage, suits, work_tries
+from meshwright.forms.sync import suits, work_tries
+from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage, Zero

@@ -7,7 +7,8 @@ from math import prod
 
 from meshwright.forms.copied import loses_copies
 from meshwright.forms.stepping import update_findings
-from meshwright.forms.sync import has_owners, of_stage, suits
+from meshwright.forms.sync import has_owners, suits
+from meshwright.forms.sync_findings import of_stage
 from meshwright.forms.updates import Reach, update
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Stage, Zero

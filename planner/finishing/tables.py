@@ -11,10 +11,10 @@ from meshwright.forms.sync import (
     facts_of_tables,
     for_tables,
     ladder,
-    of_stage,
     undone_by_norm,
     zero_of_tables,
 )
+from meshwright.forms.sync_findings import of_stage
 from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for

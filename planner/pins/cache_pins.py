@@ -7,7 +7,8 @@ from math import ceil
 from typing import cast
 
 from meshwright.forms.storage import facts_of_store, of_tables
-from meshwright.forms.sync import chosen, facts_of_tables, of_stage, takes_rows, zero_of_tables
+from meshwright.forms.sync import chosen, facts_of_tables, takes_rows, zero_of_tables
+from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.cluster.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest

@@ -14,7 +14,8 @@ from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers, SyncRun
 from meshwright.forms.stepping import check_updates
-from meshwright.forms.sync import check, has_taps
+from meshwright.forms.sync import has_taps
+from meshwright.forms.sync_findings import check
 from meshwright.forms.tables import check_tables
 from meshwright.ir.comm.by_store import judged
 from meshwright.ir.graph.float8 import check_float8

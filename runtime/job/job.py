@@ -41,7 +41,7 @@ from meshwright.runtime.step.finite import (
     check_record,
     skips,
 )
-from meshwright.runtime.step.loss_scale import LossScale, leaves_out, overflow_of
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out, overflow_of, unless
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
@@ -456,46 +456,40 @@ class Job:
                 self.user_groups.take()
             with self.recorder.section("gradients"):
                 self.sum_gradients()
-                overflow = self._overflow()
+                overflow, factor = self._unscaled(gradient_scale)
                 if self._left_out(overflow):
                     return
-                scale = self.loss_scale.scale if self.loss_scale else 1.0
-                self.scale_gradients(gradient_scale / scale)
-                if self.loss_scale and overflow is not None:
-                    self._step_unless(overflow, self.loss_scale)
+                self.scale_gradients(factor)
+                if overflow is not None and self.grad_norm is not None:
+                    # Of a step that is left out on the device it is no number.
+                    self.grad_norm = torch.where(overflow != 0, 0.0, self.grad_norm)
         if not self.records.late:
             check_norm(self)
-        self.update()
+        with unless(self.optimizer, overflow):
+            self.update()
         if self.user_groups is not None:
             self.user_groups.stepped()
 
-    def _overflow(self) -> Tensor | None:
-        """1.0, on the device, if scaled gradients are not finite; None where none are scaled."""
+    def _unscaled(self, factor: float) -> tuple[Tensor | None, Tensor | float]:
+        """1.0, on the device, if scaled gradients are not finite, None where none are scaled; and
+        `factor` less the scale of the loss, which is another for the next step."""
         if self.loss_scale is None:
-            return None
-        return overflow_of(self.parts.reduced, self.device, self.plan.world_size)
-
-    def _step_unless(self, overflow: Tensor, scale: LossScale) -> None:
-        """Has the optimizer leave the step out, if the device says so, without the host's asking;
-        the norm of gradients is 0 then."""
-        scale.took(overflow)
-        if leaves_out(self.optimizer):
-            # As torch.amp.GradScaler tells it.
-            self.optimizer.found_inf = overflow  # type: ignore[attr-defined]
-            if self.grad_norm is not None:
-                self.grad_norm = torch.where(overflow != 0, 0.0, self.grad_norm)
+            return None, factor
+        overflow = overflow_of(self.parts.reduced, self.device, self.plan.world_size)
+        less = factor / self.loss_scale.scale
+        self.loss_scale.took(overflow)
+        return overflow, less
 
     def _left_out(self, overflow: Tensor | None) -> bool:
         """Whether the step is left out, where the host has to know, and waits for the device: of
         scaled gradients that overflow, or of any that are not finite, as the user wishes."""
-        if self.loss_scale is None or overflow is None:
+        if overflow is None:
             record = self.recorder.record
-            if not skips(self, () if record is None else record.losses):
-                return False
-        elif leaves_out(self.optimizer) or not bool(overflow):
-            return False
+            left_out = skips(self, () if record is None else record.losses)
         else:
-            self.loss_scale.took(overflow)
+            left_out = not leaves_out(self.optimizer) and bool(overflow)
+        if not left_out:
+            return False
         for stage in self.parts.stages.values():
             stage.sync.skipped()
         self.grad_norm = None

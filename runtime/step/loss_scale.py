@@ -1,6 +1,7 @@
 """Losses are scaled before their backward, so that small gradients do not vanish in float16."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,4 +74,28 @@ def leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step does nothing if the device says so, as those of torch in one kernel do. The
     host must look before it lets others step."""
     told = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return bool(told) and not isinstance(optimizer, FormOptimizer)
+    return bool(told) and not isinstance(optimizer, FormOptimizer) and not _makes_sums(optimizer)
+
+
+def _makes_sums(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step makes sums of gradients (momentum), which torch's fused SGD leaves without
+    values where the step is left out."""
+    return any(
+        optimizer.state.get(p, {}).get("momentum_buffer") is None
+        for group in optimizer.param_groups if group.get("momentum")
+        for p in group["params"] if p.grad is not None
+    )  # fmt: skip
+
+
+@contextmanager
+def unless(optimizer: Any, overflow: Tensor | None) -> Iterator[None]:
+    """Inside, the optimizer's step does nothing if `overflow`, on the device, is not 0: told as
+    torch.amp.GradScaler tells it. What is not told so steps: the host has looked."""
+    if overflow is None or not leaves_out(optimizer):
+        yield
+        return
+    optimizer.found_inf = overflow
+    try:
+        yield
+    finally:
+        del optimizer.found_inf

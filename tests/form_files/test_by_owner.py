@@ -11,7 +11,8 @@ from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.exchange_rows import Shaped
 from meshwright.forms.owner_bucket import owners_of
 from meshwright.forms.stepping import owner_notes, update_findings
-from meshwright.forms.sync import exchange_of, findings
+from meshwright.forms.sync import exchange_of
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads, rehash

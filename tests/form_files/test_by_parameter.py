@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused(said: dict[str, ParameterChoice], rule: str, 
 
 
 def _sync_errors(plan: Plan) -> list[Any]:
-    from meshwright.forms.sync import findings
+    from meshwright.forms.sync_findings import findings
 
     return [f for f in findings(plan) if f.severity == "error"]
 
@@ -356,7 +356,7 @@ SCRIPT = """
 import sys
 from dataclasses import replace
 from importlib import import_module
-from meshwright.forms.sync import findings
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.costmodel.estimate import estimate_all

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.forms.host_link import shaped
-from meshwright.forms.sync import findings
+from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import stepping_notes, table_findings
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.profile import measured

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.host_link import shaped
-from meshwright.forms.sync import findings
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan

@@ -10,7 +10,8 @@ import torch
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.stepping import update_findings
-from meshwright.forms.sync import findings, given_up
+from meshwright.forms.sync import given_up
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.sync import findings
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.plan.plan import Plan

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.forms.sync import exchange_of, findings
+from meshwright.forms.sync import exchange_of
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.export import full_state

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.forms.sync import findings
+from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.explain.detail import detail_of
-from meshwright.forms.sync import changes, findings, is_exact
+from meshwright.forms.sync import changes, is_exact
 from meshwright.forms.sync.powersgd import columns_to_begin_with, orthonormal
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace

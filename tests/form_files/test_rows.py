@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.rows import packed_bits, unpacked_bits
-from meshwright.forms.sync import findings
 from meshwright.forms.sync.sketch import Hashes
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import findings, for_tables, zero_of_tables
+from meshwright.forms.sync import for_tables, zero_of_tables
+from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError

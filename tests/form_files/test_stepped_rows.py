@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.cli import app, main
 from meshwright.forms import sync
-from meshwright.forms.sync import findings, for_tables, zero_of_tables
+from meshwright.forms.sync import for_tables, zero_of_tables
+from meshwright.forms.sync_findings import findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io

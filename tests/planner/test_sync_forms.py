@@ -11,7 +11,8 @@ import torch
 from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
 from meshwright.forms import sync
-from meshwright.forms.sync import chosen, dear, of_stage, offers
+from meshwright.forms.sync import chosen, dear, offers
+from meshwright.forms.sync_findings import of_stage
 from meshwright.forms.updates import Reach
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.beside import bounded

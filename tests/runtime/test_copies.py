@@ -1,6 +1,7 @@
 """Jobs whose blocks read copies of parameters: all of it in float64 is exact, and in narrower types
 it equals one process that does the same."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.forms.sync import check
+from meshwright.forms.sync_findings import check
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -24,7 +25,7 @@ from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step import loss_scale
-from meshwright.runtime.step.loss_scale import LossScale, leaves_out
+from meshwright.runtime.step.loss_scale import LossScale, leaves_out, unless
 from meshwright.runtime.step.updates import stepped_by_kernel
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
@@ -203,6 +204,50 @@ def test_steps_that_overflow_are_left_out_and_the_scale_shrinks(tmp_path: Path) 
         assert scale == (2.0**12, 1)
 
 
+def scaled(plan: Plan, graph: Graph, interval: int, first: float, fused: bool) -> Any:
+    """Parameters after three steps that count, with momentum; with `first`, the scale of a step
+    before them, which overflows. The scale doubles each `interval` steps."""
+    case = CASES["gpt2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_scale, "_INTERVAL", interval)
+        job = compile_job(
+            case.model(torch.float32), plan, device="cpu", graph=graph, max_grad_norm=math.inf,
+            optimizer=lambda given: torch.optim.SGD(given, 0.05, momentum=0.9, fused=fused),
+        )  # fmt: skip
+        batch = case.example(BATCH, 0, torch.float32)
+        assert job.loss_scale
+        if first:
+            job.loss_scale.value = first
+            job.step(batch)
+        job.loss_scale.value = 2.0**8
+        norms = []
+        for _ in range(3):
+            job.step(batch)
+            assert job.grad_norm is not None
+            norms.append(float(job.grad_norm))
+        found = full_state(job), job.loss_scale.skipped, norms
+        job.close()
+    return found
+
+
+def test_momentum_begins_with_the_first_step_that_counts() -> None:
+    """Whether the device leaves out a step that overflows or the host does, and whatever the scale
+    grows to."""
+    graph = traced32("gpt2", "fp16")
+    problem = make_problem(graph, Cluster.local(1), optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem), predict=False)
+    wanted, _, norms = alone(scaled, plan, graph, 2000, 0.0, True)
+    assert norms[0] > norms[1] > 0
+    for interval, first, fused, near in (
+        (2000, 2.0**40, True, 0.0), (2000, 2.0**40, False, 1e-6), (1, 0.0, True, 1e-3),
+    ):  # fmt: skip
+        found, skipped, again = alone(scaled, plan, graph, interval, first, fused)
+        assert skipped == bool(first)
+        assert again == pytest.approx(norms, rel=max(near, 1e-12))
+        for name, x in wanted.items():
+            torch.testing.assert_close(found[name], x, rtol=near, atol=near / 10, msg=name)
+
+
 def test_forms_that_take_all_steps_are_refused_where_some_are_left_out() -> None:
     plan, graph = planned("gpt2", 2, "fp16", DEAR, dp_shard=2, zero=1)
     with pytest.raises(PlanError, match="fp16 leaves steps out that overflow, and dear takes all"):
@@ -280,3 +325,20 @@ def test_who_must_be_told_by_the_host() -> None:
     assert leaves_out(torch.optim.AdamW(given, fused=True))
     assert not leaves_out(torch.optim.AdamW(given))
     assert not leaves_out(stepped_by_kernel(torch.optim.AdamW(given, fused=True)))
+    given[0].grad = torch.ones(2)
+    plain, heavy = (torch.optim.SGD(given, fused=True, momentum=m) for m in (0.0, 0.9))
+    assert leaves_out(plain)
+    assert not leaves_out(heavy), "torch makes momentum without values in a step that is left out"
+    heavy.step()
+    assert leaves_out(heavy)
+
+
+def test_an_optimizer_is_told_for_one_step() -> None:
+    given = [torch.zeros(2, requires_grad=True)]
+    optimizer = torch.optim.AdamW(given, lr=1.0, fused=True)
+    for overflow, moved in ((1.0, 0), (0.0, 1), (None, 2)):
+        given[0].grad = torch.ones(2)
+        with unless(optimizer, None if overflow is None else torch.tensor(overflow)):
+            optimizer.step()
+        assert not hasattr(optimizer, "found_inf")
+        assert float(optimizer.state[given[0]]["step"]) == moved

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.stage.late import lagging_s
-from meshwright.forms.sync import changes, findings, is_exact
+from meshwright.forms.sync import changes, is_exact
+from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, Plan

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.flat import ShardedBucket
-from meshwright.forms.sync import check, findings
 from meshwright.forms.sync.dear import in_forward_order
+from meshwright.forms.sync_findings import check, findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.plan.plan import FormChoice, Plan

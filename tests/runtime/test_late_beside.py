@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshwright.codegen.passes import compiled
-from meshwright.forms.sync import check
 from meshwright.forms.sync.dear import _Settling
+from meshwright.forms.sync_findings import check
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice

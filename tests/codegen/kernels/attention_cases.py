@@ -14,6 +14,8 @@ from meshwright.ir import launch
 from meshwright.ir.random.dropout import factors
 
 P, NAME = 0.25, "op"
+AHEAD = 3
+"""Samples of the batch before these."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class AttentionCase:
     strides: tuple[int, ...] = (1,)
     kernel: bool = True
     """Whether there is one for it."""
+
+    @property
+    def per_sample(self) -> int:
+        return self.heads * self.queries * self.keys
 
     def of_mask(self) -> Tensor | None:
         """One of `none`, `bool` with a query that sees nothing, `numbers`, `wanted`."""
@@ -54,6 +60,9 @@ CASES = {
         2, 2, 1, 64, 64, 16, mask="bool", first=2 * 64 * 64, sizes=(-1, 2 * 64 * 64),
         strides=(4 * 64 * 64, 1),
     ),
+    "halves_of_rows": AttentionCase(
+        1, 2, 2, 4, 10, 16, sizes=(-1, 5), strides=(10, 1), kernel=False
+    ),
     "odd": AttentionCase(1, 2, 2, 5, 7, 24, mask="numbers", first=3),
     "mask_wants_a_gradient": AttentionCase(1, 2, 2, 5, 7, 16, mask="wanted", kernel=False),
     "narrow": AttentionCase(1, 2, 2, 5, 7, 8, kernel=False),
@@ -66,7 +75,7 @@ def _generator(seed: int) -> torch.Generator:
 
 def _comm() -> Comm:
     comm = Comm({}, {"tp": 1}, {"tp": 0}, seed=3)
-    comm.block, comm.step = "h.1", 2
+    comm.block, comm.step, comm.sample_offset = "h.1", 2, AHEAD
     return comm
 
 
@@ -83,7 +92,7 @@ def _written_out(
         scores = scores + mask
     sees = (scores > -torch.inf).any(-1, keepdim=True)
     chances = scores.masked_fill(~sees, 0.0).softmax(-1) * sees
-    where = case.first, case.sizes, case.strides
+    where = case.first + AHEAD * case.per_sample, case.sizes, case.strides
     return chances * factors(chances.detach(), P, key_of(_comm(), NAME), *where) @ value
 
 
@@ -102,7 +111,7 @@ def errors(name: str, dtype: torch.dtype = torch.float64) -> list[float]:
     given = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
     made = dropped.attention(
         _comm(), *operands, NAME, given, P, case.causal, None, case.heads > case.groups, 1,
-        per_sample=case.heads * case.queries * case.keys, first=case.first, sizes=case.sizes,
+        per_sample=case.per_sample, first=case.first, sizes=case.sizes,
         strides=case.strides,
     )  # fmt: skip
     right = _written_out(case, *exact, mask)

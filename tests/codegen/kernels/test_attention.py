@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from meshwright.ir.random import dropped_attention
+from meshwright.ir.random import attention_kernels
+from meshwright.ir.random.dropped_attention import why_not
 from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.attention_cases import CASES, errors
 
@@ -29,15 +31,28 @@ def test_by_triton():
     whys = {why for kernel, why in found["taken"] if kernel == "dropped_attention"}
     assert whys == {
         "", "the mask wants a gradient, or has more dims than queries",
-        "heads are 8 wide, kernels are for 16 to 128",
+        "heads are 8 wide, kernels are for 16 to 128", "its part of the batch has too many dims",
     }  # fmt: skip
+
+
+def test_what_kernels_would_read_beyond_is_refused():
+    """They step from sample to sample and from head to head, whatever the keys have."""
+
+    def why(samples: int, heads: int, width: int = 64) -> str:
+        query = torch.empty(4, 6, 8, 64, dtype=torch.bfloat16, device="meta")
+        key = torch.empty(samples, heads, 8, 64, dtype=torch.bfloat16, device="meta")
+        return why_not(query, key, key[..., :width], None, 0, (-1,), (1,))
+
+    assert why(4, 6) == why(4, 3) == "tensors are on meta" or why(4, 6) == "Triton is not installed"
+    assert why(1, 6) == why(4, 4) and why(1, 6).startswith("samples share keys")
+    assert why(4, 6, 32).startswith("operands are not")
 
 
 @pytest.mark.parametrize("target", [80, 90])
 def test_it_spills_nothing(target):
     """At the widest heads, of which registers hold most; `benchmarks.kernel_code` has all."""
     pytest.importorskip("triton")
-    causal = [b for b in dropped_attention.builds("bf16", 128) if b.constants["CAUSAL"]]
+    causal = [b for b in attention_kernels.builds("bf16", 128) if b.constants["CAUSAL"]]
     assert len(causal) == 3
     for build in causal:
         code = machine_code(build, target)
