@@ -187,6 +187,12 @@ def test_mixtures_of_experts_have_the_shapes_of_their_rows():
         512, 256, 3,
     )  # fmt: skip
     assert latent.n_shared_experts == 1
+    some = replace(rows["Llama 4 Maverick 400B"].shape, dense_layers=3, head_width=96)
+    config = config_of(ModelKind(shape=some), 4096)
+    assert (config.mlp_only_layers, config.decoder_sparse_step) == ([0, 1, 2], 2)
+    assert config.head_dim == 96
+    with pytest.raises(RowError, match="some layers only"):
+        config_of(ModelKind(shape=replace(rows["Kimi K2"].shape, moe_every=2)), 4096)
 
 
 def test_precisions_by_words():

@@ -126,8 +126,14 @@ def test_what_is_no_layer_of_experts_is_refused() -> None:
         "needs a gate": {"act": "steep-silu alpha=1 limit=1", "gate_up": whole["down"].mT,
                          "gate_up_bias": None},
         "inner": {"gate_up": whole["down"]},
+        "do not go with": {"down": whole["down"][0]},
+        r"do not go with tokens of 4; ": {"gate_up": whole["gate_up"][:, :3],
+                                          "up": whole["gate_up"][:, 3:]},
+        r"hidden \[6, 4\]": {"hidden": whole["hidden"][1:]},
+        r"hidden \[8, 4\]": {"hidden": torch.cat([whole["hidden"], whole["hidden"][:1]])},
+        "whole numbers": {"top_k_index": INDEX > 0},
         "a bias": {"down_bias": whole["gate_up_bias"]},
     }  # fmt: skip
     for said_of_it, change in wrong.items():
         with pytest.raises(PlanError, match=said_of_it):
-            EXPERTS(**(whole | change), top_k_index=INDEX)
+            EXPERTS(**({"top_k_index": INDEX} | whole | change))
