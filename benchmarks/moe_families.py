@@ -238,8 +238,8 @@ by the class that makes them: routing, shared experts and all, with a tiny confi
 `one op`: the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient
 is from the layer's own forward and backward, relative to the largest value of that gradient.
 
-{good} of {all} layers are one operator and exact: {exact} to 1e-10, the others to 1e-6, as their own
-code rounds to float32. What is not one operator was not run for this table.
+{good} of {all} layers are one operator and exact: {exact} to 1e-10, the others to 1e-6, as their
+own code rounds to float32. What is not one operator was not run for this table.
 
 """
 
