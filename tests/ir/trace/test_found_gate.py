@@ -25,6 +25,7 @@ def test_every_gate_is_found_by_what_it_computes() -> None:
     turned = lambda x: F.silu(x[:, ::2]) * x[:, 1::2]  # noqa: E731
     assert found_gate(turned, (), gated=True, interleaved=True) == "silu"
     assert found_gate(turned, (), gated=True) == ""
+    assert found_gate(lambda x: F.silu(x) * (1 + 1e-9), (), gated=False) == ""  # near to it
 
 
 class Limited(nn.Module):
