@@ -134,9 +134,9 @@ def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_are_summed_in_float32() -> None:
     groups = grouped.groups_of(torch.zeros(1, 4, dtype=torch.int64), 1, torch.bfloat16, ())
-    rows = torch.tensor([[256.0], [1.0], [1.0], [1.0]], dtype=torch.bfloat16)
-    assert groups.summed(rows, rows[:1]).item() == 260  # 259, which bfloat16 has not
-    assert groups.sums_of(rows).item() == 259
+    rows = torch.tensor([[256.0] * 8, *[[1.0] * 8] * 3], dtype=torch.bfloat16)
+    assert groups.summed(rows, rows[:1])[0].tolist() == [260] * 8  # 259, which bfloat16 has not
+    assert groups.sums_of(rows)[0].tolist() == [259] * 8
 
 
 def test_what_is_no_layer_of_experts_is_refused() -> None:
