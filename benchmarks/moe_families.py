@@ -17,6 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ _COUNTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 _OWN: dict[str, dict[str, Any]] = {
     "DeepseekV4Config": {"mlp_layer_types": ["moe", "moe"]},
     "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": INNER},
+    "SwitchTransformersConfig": {"expert_capacity": 2},  # of six tokens some are dropped
 }
 """What a config is given beside that."""
 _ALONE = {"inkling2"}
@@ -203,7 +205,7 @@ def compare(family: str, cls: type[nn.Module]) -> FamilyResult:
         return FamilyResult(family, cls.__name__, why=str(error))
     loss = interpret(graph, ours, batch)[graph.loss]
     loss.backward()
-    worst = float(((loss - expected) / expected).detach().abs())
+    errors = [float(((loss - expected) / expected).detach().abs())]
     grads = [
         [torch.zeros_like(p) if p.grad is None else p.grad for p in one.parameters()]
         for one in (eager, ours)
@@ -212,7 +214,8 @@ def compare(family: str, cls: type[nn.Module]) -> FamilyResult:
     largest = max(float(g.abs().max()) for g in grads[0])
     for a, b in zip(*grads, strict=True):
         # Where routing weights add up to 1, a router's gradient is nothing but rounding.
-        worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp(min=1e-6 * largest)))
+        errors.append(float((a - b).abs().max() / a.abs().max().clamp(min=1e-6 * largest)))
+    worst = float("nan") if any(map(isnan, errors)) else max(errors)
     operators = sum(op.target == str(EXPERTS) for op in graph.ops)
     return FamilyResult(family, named.layer, operators, worst)
 
@@ -235,7 +238,8 @@ by the class that makes them: routing, shared experts and all, with a tiny confi
 `one op`: the traced layer has one `meshwright.experts`. `furthest`: how far the loss or a gradient
 is from the layer's own forward and backward, relative to the largest value of that gradient.
 
-{good} of {all} layers are one operator and exact.
+{good} of {all} layers are one operator and exact: {exact} to 1e-10, the others to 1e-6, as their
+own code rounds to float32. What is not one operator was not run for this table.
 
 """
 
@@ -266,6 +270,7 @@ def main() -> int:
             day=date.today().isoformat(),
             version=transformers.__version__,
             good=good,
+            exact=sum(one.stands and one.family not in ROUNDED for one in found),
             all=len(found),
         )
         head = ["| family | layer | one op | furthest |", "|---|---|---|---|"]

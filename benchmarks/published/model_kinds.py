@@ -63,17 +63,19 @@ def _with_experts(shape: Shape, seq: int) -> Any:
         "num_experts_per_tok": shape.top_k, "max_position_embeddings": seq,
     }  # fmt: skip
     if shape.latent:
+        if shape.moe_every > 1:
+            raise RowError("latent attention with experts in some layers only")
         return transformers.DeepseekV3Config(
             n_routed_experts=shape.experts, first_k_dense_replace=shape.dense_layers,
             n_shared_experts=shape.shared_ffn // shape.expert_ffn, n_group=1, topk_group=1,
             **common,
         )  # fmt: skip
+    common |= {
+        "num_experts": shape.experts, "decoder_sparse_step": shape.moe_every,
+        "mlp_only_layers": list(range(shape.dense_layers)), "head_dim": shape.head_dim,
+    }  # fmt: skip
     if shape.shared_ffn:
         return transformers.Qwen2MoeConfig(
-            num_experts=shape.experts, decoder_sparse_step=shape.moe_every,
-            shared_expert_intermediate_size=shape.shared_ffn, **common,
-        )  # fmt: skip
-    return transformers.Qwen3MoeConfig(
-        num_experts=shape.experts, decoder_sparse_step=shape.moe_every, norm_topk_prob=True,
-        head_dim=shape.head_dim, **common,
-    )  # fmt: skip
+            shared_expert_intermediate_size=shape.shared_ffn, **common
+        )
+    return transformers.Qwen3MoeConfig(norm_topk_prob=True, **common)

@@ -114,7 +114,7 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     plans = [
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
-            dp_replicate=dp // shard, zero=_zero(row, stack) if shard > 1 else 0,
+            dp_replicate=dp // shard, zero=_zero(row, stack) if shard * p.cp * p.ep > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),

@@ -126,18 +126,15 @@ def check_operands(given: Operands) -> None:
     """PlanError where shapes or texts do not make a layer of experts."""
     form, gate = parse_form(given.form), parse_gate(given.act)
     hidden, index = given.hidden, given.top_k_index
-    if hidden.ndim != 2 or index.ndim != 2 or index.shape != given.top_k_weights.shape:
+    routed = index.ndim == 2 and index.shape == given.top_k_weights.shape
+    if hidden.ndim != 2 or not routed or len(index) != len(hidden):
         raise PlanError(
             f"experts: hidden {_shape(hidden)}, index {_shape(index)} and weights "
             f"{_shape(given.top_k_weights)} must be [tokens, width] and twice [tokens, picked]"
         )
-    count, width, inner = given.down.shape[0], *given.last().shape[:0:-1]
-    legal = (2 * inner,) if given.up is not None else (inner, 2 * inner)
-    fits = all(
-        given.first(weight).shape[:2] == (count, width) and weight.ndim == 3
-        for weight in given.firsts
-    )
-    if not fits or hidden.shape[1] != width or given.columns not in legal:
+    if index.is_floating_point() or index.dtype is torch.bool:
+        raise PlanError(f"experts: an index of {index.dtype} must be of whole numbers, as int64")
+    if not _fit(given):
         raise PlanError(
             f"experts: gate_up {_shape(given.gate_up)}, up {_shape(given.up)} and down "
             f"{_shape(given.down)} with form {given.form!r} do not go with tokens of "
@@ -145,6 +142,7 @@ def check_operands(given: Operands) -> None:
             "[experts, inner, width] and [experts, width, inner], and 'transposed_first' or "
             "'transposed_last' turns the last two dims"
         )
+    count, width = len(given.down), hidden.shape[1]
     for bias, columns in ((given.gate_up_bias, given.columns), (given.down_bias, width)):
         if bias is not None and bias.shape != (count, columns):
             raise PlanError(f"experts: a bias {_shape(bias)} must be [{count}, {columns}]")
@@ -152,6 +150,21 @@ def check_operands(given: Operands) -> None:
         raise PlanError(f"experts: gate {given.act!r} needs a gate and what goes beside it")
     if form.interleaved and (given.up is not None or not given.gated):
         raise PlanError("experts: only gate and up in one weight can be interleaved")
+
+
+def _fit(given: Operands) -> bool:
+    """Whether weights go with each other and with tokens."""
+    if any(weight.ndim != 3 for weight in (*given.firsts, given.down)):
+        return False
+    count, inner, width = given.last().shape
+    legal = (2 * inner,) if given.up is not None else (inner, 2 * inner)
+    firsts = [given.first(weight).shape for weight in given.firsts]
+    return (
+        all(shape[:2] == (count, width) for shape in firsts)
+        and len({shape[2] for shape in firsts}) == 1
+        and given.hidden.shape[1] == width
+        and given.columns in legal
+    )
 
 
 def _shape(x: torch.Tensor | None) -> list[int] | None:

@@ -33,21 +33,22 @@ def _rule(op: Op, graph: Graph) -> Rule | None:
     if len(shapes["top_k_index"]) != 2:
         return None
     form = parse_form(str(given(op, "form", "")))
-    _, *first = shapes["gate_up"]
+    turned, apart = form.transposed_first, "up" in shapes
     inner = shapes["down"][1 if form.transposed_last else 2]
-    sizes = {"two": first[1 if form.transposed_first else 0] // inner, "i": inner}
-    gates: tuple[str, ...] = ("i",)
-    if sizes["two"] > 1:
-        gates = ("i", "two") if form.interleaved else ("two", "i")
-    turned = form.transposed_first
+    columns = shapes["gate_up"][2 if turned else 1] * (1 + apart)
+    sizes = {"two": columns // inner, "i": inner}
+    both: tuple[str, ...] = ("i",)  # columns of the first product, and of its bias
+    if columns > inner:
+        both = ("i", "two") if form.interleaved else ("two", "i")
+    own = ("i",) if apart else both
     known: dict[str, Dims] = {
         "hidden": (("t",), ("h",)),
         "top_k_index": (("t",), ("k",)),
         "top_k_weights": (("t",), ("k",)),
-        "gate_up": (("e",), ("h",), gates) if turned else (("e",), gates, ("h",)),
+        "gate_up": (("e",), ("h",), own) if turned else (("e",), own, ("h",)),
         "down": (("e",), ("i",), ("h",)) if form.transposed_last else (("e",), ("h",), ("i",)),
-        "up": (("e",), ("h",), ("i",)) if turned else (("e",), ("i",), ("h",)),
-        "gate_up_bias": (("e",), gates),
+        "up": (("e",), ("h",), own) if turned else (("e",), own, ("h",)),
+        "gate_up_bias": (("e",), both),
         "down_bias": (("e",), ("h",)),
     }
     return make_rule(

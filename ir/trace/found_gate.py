@@ -3,7 +3,6 @@ running both on the same numbers, so that no name has to be known."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
-from math import isfinite
 
 import torch
 from torch import nn
@@ -13,8 +12,10 @@ from meshwright.ir.gates import gates, parse_gate, said
 from meshwright.ir.torch_private import real_mode
 
 _ROWS, _INNER = 48, 6
+_SCALES = (1.0, 1e1, 1e2, 1e3, 1e4)
+"""Of the products that are tried, so that a limit shows whether anyone tells of it or not."""
 _EXACT, _FLOAT32 = 1e-12, 1e-6
-"""How far results may differ, relative to the largest."""
+"""How far results may differ, relative to the largest of their scale."""
 _MOST_NUMBERS = 8
 
 
@@ -26,7 +27,7 @@ def found_gate(
     `compute` maps them to; empty if no file does. `numbers`: what its settings may be."""
     known = tuple(dict.fromkeys(numbers))[:_MOST_NUMBERS]
     with real_mode(), torch.no_grad(), torch.device("cpu"):
-        product = _probe(known, 2 * _INNER if gated else _INNER)
+        product = _probe(2 * _INNER if gated else _INNER)
         try:
             expected = compute(product.clone())
         except (RuntimeError, TypeError, ValueError, AttributeError):
@@ -42,18 +43,19 @@ def found_gate(
         return next((t for t in _texts(known, len(parts)) if _same(t, parts, expected)), "")
 
 
-def numbers_of(module: nn.Module) -> Iterator[float]:
-    """Plain numbers that a module, or one in it, keeps: limits, slopes."""
-    for child in module.modules():
-        yield from (value for value in vars(child).values() if type(value) is float)
+def numbers_of(module: nn.Module) -> list[float]:
+    """Plain numbers that a module, or one in it, keeps: limits, slopes. Counts come last, as few
+    settings are whole numbers."""
+    values = [value for child in module.modules() for value in vars(child).values()]
+    numbers = [value for value in values if type(value) in (float, int)]
+    return [float(value) for value in sorted(numbers, key=lambda x: type(x) is int)]
 
 
-def _probe(known: Iterable[float], columns: int) -> torch.Tensor:
-    """Values below and above all limits, the same every time, without touching the user's noise."""
+def _probe(columns: int) -> torch.Tensor:
+    """Values of all scales, the same every time, without touching the user's noise."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(_ROWS, columns, dtype=torch.float64, generator=generator)
-    sizes = [1.0, *(abs(x) for x in known if isfinite(x) and 0 < abs(x) < 1e3)]
-    return torch.cat([drawn * size for size in sizes])
+    return torch.cat([drawn * scale for scale in _SCALES])
 
 
 def _texts(known: tuple[float, ...], parts: int) -> Iterator[str]:
@@ -71,8 +73,9 @@ def _same(text: str, parts: tuple[torch.Tensor, ...], expected: torch.Tensor) ->
         gate = parse_gate(text)
     except PlanError:
         return False
-    made = gate.forward(parts)
-    allowed = (_FLOAT32 if gate.in_float32 else _EXACT) * float(expected.abs().max())
     if gate.in_float32 and not torch.equal(expected, expected.float().to(expected.dtype)):
         return False
-    return bool((made - expected).abs().max() <= allowed)
+    off, largest = (
+        x.abs().view(len(_SCALES), -1).amax(1) for x in (gate.forward(parts) - expected, expected)
+    )
+    return bool((off <= (_FLOAT32 if gate.in_float32 else _EXACT) * largest).all())

@@ -26,13 +26,16 @@ def set_up(copy: nn.Module) -> None:
     for module in copy.modules():
         if declared_forward(module):
             continue
-        if type(module).__name__ in _FORWARDS and type(module).__module__.startswith(_LIBRARY):
+        of_library = type(module).__module__.startswith(_LIBRARY)
+        if type(module).__name__ in _FORWARDS and of_library:
             path, forward = _FORWARDS[type(module).__name__]
             vars(module)[_GATE] = _act_of(module, attrgetter(path)(module))
             module.forward = MethodType(forward, module)
         elif hasattr(module, "_apply_gate") and hasattr(module, "down_proj"):
-            vars(module)[_GATE] = _gate_of(module)
-            if not hasattr(module, "has_gate"):  # the same, but not decorated
+            decorated = hasattr(module, "has_gate")
+            if decorated or of_library:
+                vars(module)[_GATE] = _gate_of(module)
+            if of_library and not decorated:  # the same otherwise
                 module.forward = MethodType(_undecorated, module)
 
 

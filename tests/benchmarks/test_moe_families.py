@@ -10,9 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import meshwright as mw
-from benchmarks.moe_families import compare, layers_of
+from benchmarks.moe_families import (
+    EXACT_IN_FLOAT32,
+    WIDTH,
+    MoeStep,
+    compare,
+    layer_of,
+    layers_of,
+)
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.trace.hf_experts import set_up
 from meshwright.testing.interpret import interpret
 
 UNLIKE = (
@@ -27,6 +35,32 @@ def test_families_of_transformers() -> None:
         for cls in layers_of(family):
             found = compare(family, cls)
             assert found.stands, found
+
+
+def layer_named(family: str, name: str) -> Any:
+    return layer_of(next(cls for cls in layers_of(family) if cls.__name__ == name))
+
+
+def test_what_is_not_one_operator_is_said() -> None:
+    """As products that gather a weight for each token, or refused."""
+    with pytest.warns(UserWarning, match="MuseSparkExperts: .* of no form"):
+        (found,) = (compare("muse_spark", cls) for cls in layers_of("muse_spark"))
+    assert not found.operators and found.worst < EXACT_IN_FLOAT32
+    assert "needs the values" in compare("jetmoe", next(layers_of("jetmoe"))).why
+    layer = layer_named("switch_transformers", "SwitchTransformersSparseMLP")
+    layer.experts["expert_0"].dropout.p = 0.1
+    with pytest.raises(TraceError, match=r"dropout of 0\.1 inside of its experts"):
+        mw.trace(MoeStep(layer), {"x": torch.randn(2, 3, WIDTH, dtype=torch.float64)})
+
+
+def test_experts_that_hand_tokens_on() -> None:
+    layer = layer_named("longcat_flash", "LongcatFlashMoE").experts
+    assert (layer.num_routed_experts, layer.total_experts) == (4, 6)
+    index = torch.tensor([[0, 4], [5, 3], [4, 5], [1, 2]])
+    hidden, weights = torch.randn(4, WIDTH).double(), torch.rand(4, 2).double()
+    expected = layer(hidden, index, weights)
+    set_up(layer)
+    torch.testing.assert_close(layer(hidden, index, weights), expected, rtol=1e-12, atol=1e-12)
 
 
 class Loop(nn.Module):

@@ -12,7 +12,7 @@ from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.notes import HEAD
 from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
-from benchmarks.published.route import pins_of, precision_of, predict
+from benchmarks.published.route import asked_of, pins_of, plan_of, precision_of, predict
 from benchmarks.published.rows import Context, Row, Table, read_row, read_table, tables
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import stack_of
@@ -187,6 +187,39 @@ def test_mixtures_of_experts_have_the_shapes_of_their_rows():
         512, 256, 3,
     )  # fmt: skip
     assert latent.n_shared_experts == 1
+    some = replace(rows["Llama 4 Maverick 400B"].shape, dense_layers=3, head_width=96)
+    config = config_of(ModelKind(shape=some), 4096)
+    assert (config.mlp_only_layers, config.decoder_sparse_step) == ([0, 1, 2], 2)
+    assert config.head_dim == 96
+    with pytest.raises(RowError, match="some layers only"):
+        config_of(ModelKind(shape=replace(rows["Kimi K2"].shape, moe_every=2)), 4096)
+
+
+def mixture(**parallel):
+    """A small mixture of experts on two nodes, as NeMo runs it."""
+    moe = {"experts": 16, "topk": 4, "ffn": 256}
+    model = {"layers": 1, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 512, "vocab": 512,
+             "act": "swiglu", "tied": False, "moe": moe}  # fmt: skip
+    return row(
+        "Megatron Bridge, Transformer Engine", model=model, precision="bf16", recompute="none",
+        hardware={"gpu": "H100-SXM5-80GB", "gpus": 16, "gpus_per_node": 8},
+        parallel={"tp": 1, "zero": 1} | parallel, batch={"gbs": 64, "mbs": 2, "seq": 256},
+    )  # fmt: skip
+
+
+def test_groups_of_experts_are_ranks_of_the_replicas():
+    """Of 16 ranks with 2 samples each, groups of 4 are 4 replicas with 8; ZeRO is over all ranks,
+    also where there is one group."""
+    for group in (4, 16):
+        made = mixture(ep=group)
+        (stage,) = plan_of(made, stack_of(made), asked_of(made, stack_of(made))).stages
+        assert (stage.mesh["dp_shard"], stage.mesh["ep"], stage.zero) == (16 // group, group, 1)
+        assert set(stage.batch_shares) == {2 * group}
+    with pytest.raises(RowError, match="groups of 32 ranks for experts among 16"):
+        pins_of(mixture(ep=32))
+    with pytest.raises(RowError, match="whole on ranks of tensor parallelism"):
+        pins_of(mixture(ep=4, tp=2))
+    pins_of(mixture(ep=4, tp=2, etp=2))
 
 
 def test_precisions_by_words():

@@ -9,12 +9,13 @@ import torch
 from meshwright.codegen.collectives.comm import SentCollective
 from meshwright.costmodel.block.block import summary
 from meshwright.costmodel.block.site import StageSite
-from meshwright.costmodel.comm.comm import group_levels
+from meshwright.costmodel.comm.comm import collective_time, group_levels
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
-from meshwright.ir.layout.op_messages import SHIFT, Inner
+from meshwright.ir.layout.op_messages import SHIFT, Inner, copies_of
 from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
@@ -136,3 +137,25 @@ def test_messages_cost_no_transfer_where_no_tiers_are_given():
     message = Inner(SHIFT, 4096, 3, backward=False)
     here = replace(site, levels={"tp": group_levels((0, 1), Cluster.local(2))})
     assert 0 < site.inner_s(message, "tp") < here.inner_s(message, "tp")
+
+
+def test_tokens_are_handed_on_inside_of_nodes_while_others_come():
+    """Where the links of a node are no faster than the network, they set the pace: all copies pass
+    them, those for half of the ranks on each of two nodes."""
+    cluster = Cluster.preset("h100-sxm", num_nodes=2)
+    fast = group_levels(range(16), cluster)
+    levels = (replace(fast[0], link=fast[1].link), fast[1])
+    nbytes, all_to_all = 1 << 28, Primitive.ALL_TO_ALL
+    message = Inner(all_to_all, nbytes, 1, backward=False, picked=8, held=4)
+
+    def seconds(name: str) -> float:
+        site = StageSite(
+            {"ep": Axis(16)}, {"ep": 0}, cluster.device(0), {"ep": levels}, run_as=style(name)
+        )
+        return site.inner_s(message, "ep")
+
+    inside_s = collective_time(all_to_all, nbytes / 2, levels[:1])
+    assert seconds("nemo-flex") == pytest.approx(inside_s)
+    # Of eight experts that follow on each other two ranks have all: two copies instead of 6.5.
+    few_s = collective_time(all_to_all, nbytes * 2 / copies_of(16, 8) / 2, levels[:1])
+    assert seconds("automodel") == pytest.approx(few_s)

@@ -1,16 +1,19 @@
 """The operator of experts: every gate and form against its formula, whatever makes the products."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from meshwright.ir import torch_private
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import gates, parse_gate, said
 from meshwright.ir.graph import grouped
 from meshwright.ir.graph.experts import EXPERTS, ExpertForm
 
 TOKENS, PICKED, EXPERT_COUNT, WIDTH, INNER = 7, 2, 3, 4, 8
-INDEX = torch.tensor([[0, 1], [2, 0], [-1, 2], [1, 1], [0, 2], [2, 1], [7, 0]])
+INDEX = torch.tensor([[0, 1], [2, 0], [-1, 2], [1, 1], [0, 2], [2, -2], [7, 0]])
 """With pairs of experts that are none, and a token that picked one twice."""
 Given = dict[str, Tensor | str]
 
@@ -101,10 +104,22 @@ def test_every_gate_and_form() -> None:
 
 def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of pairs that are not here hold anything in it, and come into nothing."""
+    products: list[Tensor] = []
+    kernel: Any = torch_private.GROUPED_MM
+
+    def counted(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
+        products.append(offs)
+        made: Tensor = kernel(left, right, offs=offs)
+        if made.ndim == 2:
+            made[int(offs[-1]) :] = float("nan")
+        return made
+
+    monkeypatch.setattr(grouped, "GROUPED_MM", counted)
     for form, gated, apart, biased in FORMS:
         values = given("silu", form, gated=gated, apart=apart, biased=biased)
-        results = []
+        results: list[tuple[Tensor, ...]] = []
         for by_kernel in (False, True):
+            products.clear()
             monkeypatch.setattr(grouped, "takes_kernel", lambda *_, by=by_kernel: by)
             leaves = {
                 name: x.detach().float().requires_grad_() if isinstance(x, Tensor) else x
@@ -113,7 +128,15 @@ def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
             made = EXPERTS(**leaves, top_k_index=INDEX)
             tensors = [x for x in leaves.values() if isinstance(x, Tensor)]
             results.append((made, *torch.autograd.grad(made.sin().sum(), tensors)))
+            assert len(products) == (6 + 3 * apart if by_kernel else 0)
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_are_summed_in_float32() -> None:
+    groups = grouped.groups_of(torch.zeros(1, 4, dtype=torch.int64), 1, torch.bfloat16, ())
+    rows = torch.tensor([[256.0] * 8, *[[1.0] * 8] * 3], dtype=torch.bfloat16)
+    assert groups.summed(rows, rows[:1])[0].tolist() == [260] * 8  # 259, which bfloat16 has not
+    assert groups.sums_of(rows)[0].tolist() == [259] * 8
 
 
 def test_what_is_no_layer_of_experts_is_refused() -> None:
@@ -126,8 +149,14 @@ def test_what_is_no_layer_of_experts_is_refused() -> None:
         "needs a gate": {"act": "steep-silu alpha=1 limit=1", "gate_up": whole["down"].mT,
                          "gate_up_bias": None},
         "inner": {"gate_up": whole["down"]},
+        "do not go with": {"down": whole["down"][0]},
+        r"do not go with tokens of 4; ": {"gate_up": whole["gate_up"][:, :3],
+                                          "up": whole["gate_up"][:, 3:]},
+        r"hidden \[6, 4\]": {"hidden": whole["hidden"][1:]},
+        r"hidden \[8, 4\]": {"hidden": torch.cat([whole["hidden"], whole["hidden"][:1]])},
+        "whole numbers": {"top_k_index": INDEX > 0},
         "a bias": {"down_bias": whole["gate_up_bias"]},
     }  # fmt: skip
     for said_of_it, change in wrong.items():
         with pytest.raises(PlanError, match=said_of_it):
-            EXPERTS(**(whole | change), top_k_index=INDEX)
+            EXPERTS(**({"top_k_index": INDEX} | whole | change))

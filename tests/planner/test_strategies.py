@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.layout.layout import Axis, Strategy
+from meshwright.ir.trace.declared import mix_experts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.data_layout import is_state, solve_data, taken_dims
@@ -57,17 +58,8 @@ def _kind(op: Op, graph: Graph) -> str:
     return f"{op.target} {plain} {shapes}"
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_strategy_computes_the_op(name: str, size: int) -> None:
-    case = CASES[name]
-    torch.manual_seed(0)
-    model = case.build().double()
-    batch = case.batch(BATCH, torch.Generator().manual_seed(1))
-    pairs = batch.items() if isinstance(batch, dict) else enumerate(batch)
-    inputs = {str(key): _double(value) for key, value in pairs}
-    given = inputs if isinstance(batch, dict) else tuple(inputs.values())
-    graph = trace(model, given, case.loss_fn)
+def _check_every(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], size: int) -> None:
+    """Each strategy of each op does what the whole op does."""
     values = run_whole(graph, model, inputs)
     done: set[object] = set()
     failures: list[str] = []
@@ -85,3 +77,59 @@ def test_every_strategy_computes_the_op(name: str, size: int) -> None:
             failures.append(f"{op.key} {op.target} {axis_name}: {strategy}: {error}")
     assert not failures, "\n\n".join(failures)
     assert len(done) > 10
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_strategy_computes_the_op(name: str, size: int) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.build().double()
+    batch = case.batch(BATCH, torch.Generator().manual_seed(1))
+    pairs = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    inputs = {str(key): _double(value) for key, value in pairs}
+    given = inputs if isinstance(batch, dict) else tuple(inputs.values())
+    _check_every(trace(model, given, case.loss_fn), model, inputs, size)
+
+
+class ExpertForms(nn.Module):
+    """Layers of experts whose weights are stored in three ways, with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        count, width, inner = 6, 4, 6
+        shapes = {
+            "router": (width, count),
+            "turned": (count, width, 2 * inner), "gate": (count, inner, width),
+            "up": (count, inner, width), "alone": (count, inner, width),
+            "turned_down": (count, inner, width), "down": (count, width, inner),
+            "double_bias": (count, 2 * inner), "bias": (count, inner), "last_bias": (count, width),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = (x @ self.router).softmax(-1).topk(2)
+        x = mix_experts(
+            x, index, weights, self.turned, self.down, gate_up_bias=self.double_bias,
+            down_bias=self.last_bias, form="transposed_first interleaved",
+        )  # fmt: skip
+        x = mix_experts(
+            x, index, weights, self.gate, self.turned_down, up=self.up,
+            gate_up_bias=self.double_bias, form="transposed_last",
+        )  # fmt: skip
+        x = mix_experts(
+            x, index, weights, self.alone, self.down, act="relu", gate_up_bias=self.bias,
+            down_bias=self.last_bias, form="scaled_input",
+        )  # fmt: skip
+        return x.pow(2).sum()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_strategy_of_experts_however_they_are_stored(size: int) -> None:
+    model = ExpertForms().double()
+    drawn = torch.randn(
+        BATCH, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    _check_every(trace(model, {"x": drawn}), model, {"x": drawn}, size)
