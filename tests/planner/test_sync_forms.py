@@ -79,6 +79,7 @@ def test_bounds_of_tiny_problems(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     check_below(on_gpus(name))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bounds_under_every_schedule(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.planner.bounds.frames.UNITS", 0)
