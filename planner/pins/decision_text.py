@@ -50,8 +50,8 @@ _LIST = re.compile(r"(devices|mesh|shares)\s+(\S.*)")
 _PLACE = re.compile(r"place\s+(\S+)\s+(\w+)\s*=\s*(\S+)")
 _PARAMETERS = re.compile(r"parameters\s+(\S+)\s+(\S.*)")
 _CAP = re.compile(r"(memory|step)\s*<=?\s*(.+)")
-_LONG = re.compile(r"\d{19,}")
-"""No size of a plan is as long, and Python itself refuses to read 4,300 digits."""
+_LONG = re.compile(r"(?<![.\d])\d{19,}")
+"""Of a whole number: no size of a plan is as long, and Python refuses to read 4,300 digits."""
 _PIN = re.compile(r"(\w+)(?:\s*(<=|>=|=)\s*|\s+(in)\s+)(\S.*)")
 
 

@@ -69,6 +69,7 @@ from tests.planner.problems import cluster, mlp, problem, traced
         ("memory <= 1.5GiB", MemoryCap(3 * 2**29)),
         ("step<=1.2s", StepCap(1.2)),
         ("step<=900ms", StepCap(0.9)),
+        ("step<=0.0015363249999999998s", StepCap(0.0015363249999999998)),
         (Pin("tp", 4), Pin("tp", 4)),
     ],
 )
