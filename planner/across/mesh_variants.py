@@ -15,6 +15,7 @@ from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.model_space import divisors, forms
 from meshwright.planner.across.spans import Matrix
+from meshwright.planner.inside.variants import own_variants, unit_of
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
 
@@ -93,7 +94,9 @@ def _of(problem: Problem, mesh: ModelMesh) -> list[MeshVariant]:
     if not mesh:
         return [MeshVariant(mesh, "")]
     plain = problem.tables.run_as.variants or VARIANTS
-    return [MeshVariant(mesh, name) for name in (plain if _is_plain(mesh) else VARIANTS[1:2])]
+    own = own_variants(mesh, problem.batch)
+    found = plain if _is_plain(mesh) else (*VARIANTS[1:2], *own)
+    return [MeshVariant(mesh, name) for name in found]
 
 
 def _is_plain(mesh: ModelMesh) -> bool:
@@ -101,11 +104,16 @@ def _is_plain(mesh: ModelMesh) -> bool:
 
 
 def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:
-    """Those that are better in something than each one before."""
+    """Those that are better in something than each one before that has as many samples."""
     kept: list[tuple[MeshVariant, Matrix]] = []
     for way, costs in found:
-        if not any(bool((other <= SAME * costs).all()) for _, other in kept):
-            kept = [(w, other) for w, other in kept if not bool((costs <= other).all())]
+        alike = [other for w, other in kept if unit_of(*w) == unit_of(*way)]
+        if not any(bool((other <= SAME * costs).all()) for other in alike):
+            kept = [
+                (w, other)
+                for w, other in kept
+                if unit_of(*w) != unit_of(*way) or not bool((costs <= other).all())
+            ]
             kept.append((way, costs))
     return kept
 
@@ -115,22 +123,25 @@ def _undominated(
 ) -> list[tuple[MeshVariant, Matrix]]:
     """Those that no other mesh of as many ranks beats."""
 
-    def size(way: MeshVariant) -> int:
-        return prod(n for _, n in way.model)
+    def alike(way: MeshVariant, other: MeshVariant) -> bool:
+        """What a replica needs can be compared for as many ranks and samples."""
+        sizes = [prod(n for _, n in each.model) for each in (way, other)]
+        return sizes[0] == sizes[1] and unit_of(*way) == unit_of(*other)
 
     return [
         (way, costs)
         for way, costs in own
-        if not any(size(w) == size(way) and bool((o <= SAME * costs).all()) for w, o in others)
+        if not any(alike(w, way) and bool((o <= SAME * costs).all()) for w, o in others)
     ]
 
 
 def _costs(problem: Problem, way: MeshVariant) -> Matrix:
     """Seconds, then bytes of each kind, per block pattern: for one sample and for several."""
-    width = prod(n for _, n in way.model)
-    most = max(1, problem.batch * width // problem.cluster.num_devices)
-    several = max(d for d in divisors(problem.batch) if d <= min(most, width))
-    return np.concatenate([_at(problem, way, samples) for samples in sorted({1, several})])
+    width, unit = prod(n for _, n in way.model), unit_of(*way)
+    most = max(unit, problem.batch * width // problem.cluster.num_devices)
+    several = max(d for d in divisors(problem.batch) if d <= max(unit, min(most, width)))
+    several -= several % unit
+    return np.concatenate([_at(problem, way, samples) for samples in sorted({unit, several})])
 
 
 def _at(problem: Problem, way: MeshVariant, samples: int) -> Matrix:

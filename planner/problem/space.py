@@ -25,6 +25,7 @@ from meshwright.planner.decisions.recompute import modes
 from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
+from meshwright.planner.inside.variants import unit_of
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
@@ -114,6 +115,16 @@ class Mesh:
         return prod([size for _, size in self.model])
 
     @cached_property
+    def unit(self) -> int:
+        """Of how many samples each replica has a multiple."""
+        return unit_of(self.model, self.variant)
+
+    def takes(self, samples: int) -> bool:
+        """Whether all replicas get some of so many samples; equally many, where ranks of a replica
+        have samples of their own."""
+        return self.dp <= samples and (self.unit == 1 or samples % (self.dp * self.unit) == 0)
+
+    @cached_property
     def size(self) -> int:
         return self.dp * self.model_size
 
@@ -178,7 +189,7 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     known, key = _of_size.of(problem), (size, problem.constraints)
     if key not in known:
         known[key] = tuple(_meshes(problem, size))
-    return (mesh for mesh in known[key] if mesh.dp <= samples)
+    return (mesh for mesh in known[key] if mesh.takes(samples))
 
 
 def add_way(problem: Problem, way: MeshVariant) -> None:

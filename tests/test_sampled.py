@@ -1,0 +1,78 @@
+"""Ranks of a replica with samples of their own, against one process in float64: all of a block is
+split as `dp` splits it, and tokens alone travel to the experts."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import ModelMesh, Plan
+from meshwright.ir.plan.sampled import sample_ranks
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import usual
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.equality import check_each_equal
+from meshwright.testing.models import CASES
+from tests.codegen.quick import QUICK
+
+EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
+SHARES = "shares"
+ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
+    "replicas": (EP2, {"dp_replicate": 2}),
+    "uneven replicas": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2)}),
+    "alone": (EP4, {"zero": 2, "num_microbatches": 2}),
+    "beside tp": ((*EP2, *TP2), {"zero": 1}),
+    "inside cp": ((*CP2, *EP2), {"zero": 3, "num_microbatches": 2}),
+    "stages": (EP2, {"pp": 2, "zero": 1, "num_microbatches": 2, "recompute": "full"}),
+}
+ON_EIGHT = {
+    "cp and tp": ((*CP2, *EP2, *TP2), {"zero": 2}),
+    "stages": (EP2, {"pp": 2, "dp_shard": 2, "num_microbatches": 2, "schedule": "zero_bubble"}),
+    "stages of other replicas": (EP2, {"pp": 3, "zero": 1, "stage_dp": (2, 1, 1)}),
+}
+
+
+@cache
+def traced() -> Graph:
+    case = CASES["mixtral"]
+    return trace(case.model(), case.example(8), case.loss_fn)
+
+
+def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
+    graph, said = traced(), {n: value for n, value in choice.items() if n != SHARES}
+    problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
+    problem.solved[mesh, ""] = solve_layouts(
+        graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep"
+    )
+    chosen = uniform_choice(problem, model=mesh, **said)
+    shares = choice.get(SHARES, ())
+    chosen = replace(chosen, stages=tuple(replace(s, shares=shares) for s in chosen.stages))
+    return build_plan(problem, chosen, predict=False)
+
+
+@pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT)])
+def test_training_is_that_of_one_process(
+    world: int, plans: dict[str, tuple[ModelMesh, dict[str, Any]]]
+) -> None:
+    made = {name: _plan(world, mesh, choice) for name, (mesh, choice) in plans.items()}
+    for name, plan in made.items():
+        assert sample_ranks(plan, plan.stages[0]) == (("ep",), dict(plan.stages[0].model)["ep"])
+        assert not [f for f in plan.verify(traced()) if f.severity == "error"], name
+    found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])
+    for name, difference in zip(made, found, strict=True):
+        assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
+
+
+def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> None:
+    plan = _plan(4, EP2, {"dp_shard": 2, SHARES: (5, 3)})
+    (found,) = plan.verify(traced())
+    assert found.rule == "batch_shares" and found.nearest == "shares [4, 4]"
+    assert "5 samples of a replica do not divide among the 2 ranks of ep" in found.message
+    few = _plan(4, EP4, {"num_microbatches": 4})
+    (found,) = [f for f in few.verify(traced()) if f.rule == "batch_shares"]
+    assert found.nearest == "a micro-batch of 4"
