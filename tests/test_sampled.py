@@ -14,6 +14,7 @@ from meshwright.ir.plan.sampled import sample_ranks
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.pins.constraints import placement_rules
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.equality import check_each_equal
@@ -21,12 +22,17 @@ from meshwright.testing.models import CASES
 from tests.codegen.quick import QUICK
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
-SHARES = "shares"
+SHARES, PLACED = "shares", "placed"
+"""Of the keys of a choice: samples of each replica, and where experts lie."""
+BOTH = ("place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)")
+TURNED = ("place *.experts.* ep=S(0,outer=2)", "place *.experts.* tp=S(0)")
 ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "replicas": (EP2, {"dp_replicate": 2}),
     "uneven replicas": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2)}),
     "alone": (EP4, {"zero": 2, "num_microbatches": 2}),
     "beside tp": ((*EP2, *TP2), {"zero": 1}),
+    "experts on tp, too": ((*EP2, *TP2), {"zero": 1, PLACED: BOTH}),
+    "experts on tp first": ((*EP2, *TP2), {"zero": 0, PLACED: TURNED, "num_microbatches": 2}),
     "inside cp": ((*CP2, *EP2), {"zero": 3, "num_microbatches": 2}),
     "stages": (EP2, {"pp": 2, "zero": 1, "num_microbatches": 2, "recompute": "full"}),
 }
@@ -44,11 +50,17 @@ def traced() -> Graph:
 
 
 def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
-    graph, said = traced(), {n: value for n, value in choice.items() if n != SHARES}
-    problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
-    problem.solved[mesh, ""] = solve_layouts(
-        graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep"
+    graph = traced()
+    said = {n: value for n, value in choice.items() if n not in (SHARES, PLACED)}
+    problem = make_problem(
+        graph, Cluster.local(world), precision="fp64", optimizer="adam",
+        constraints=choice.get(PLACED, ()),
+    )  # fmt: skip
+    rules = placement_rules(problem.constraints, graph)
+    layouts = solve_layouts(
+        graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep", asked=rules
     )
+    problem.keep_layouts(mesh, "", layouts)
     chosen = uniform_choice(problem, model=mesh, **said)
     shares = choice.get(SHARES, ())
     chosen = replace(chosen, stages=tuple(replace(s, shares=shares) for s in chosen.stages))
@@ -61,6 +73,12 @@ def test_training_is_that_of_one_process(
 ) -> None:
     made = {name: _plan(world, mesh, choice) for name, (mesh, choice) in plans.items()}
     for name, plan in made.items():
+        for stored in (
+            axes for x in plan.layouts for k, axes in x.parameters.items() if ".exp" in k
+        ):
+            for place in plans[name][1].get(PLACED, ()):
+                axis, placement = place.split()[-1].split("=", 1)
+                assert stored[axis] == placement, (name, stored)
         assert sample_ranks(plan, plan.stages[0]) == (("ep",), dict(plan.stages[0].model)["ep"])
         assert not [f for f in plan.verify(traced()) if f.severity == "error"], name
     found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])

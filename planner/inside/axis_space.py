@@ -180,7 +180,7 @@ class Spreader:
                 if split_strategy(op, rule, self.graph, split, batch) == data:
                     found[op.name] += [
                         split_strategy(op, rule, self.graph, both, kind)
-                        for both in with_together(rule, split)
+                        for both in with_together(rule, split, kind)
                         if both != split and _has_units(rule, both, kind)
                     ]
         return found
