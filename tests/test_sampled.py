@@ -1,11 +1,15 @@
 """Ranks of a replica with samples of their own, against one process in float64: all of a block is
 split as `dp` splits it, and tokens alone travel to the experts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -17,8 +21,11 @@ from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.pins.constraints import placement_rules
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from tests import dropout_jobs
 from tests.codegen.quick import QUICK
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
@@ -94,3 +101,69 @@ def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> No
     few = _plan(4, EP4, {"num_microbatches": 4})
     (found,) = [f for f in few.verify(traced()) if f.rule == "batch_shares"]
     assert found.nearest == "a micro-batch of 4"
+
+
+class Noisy(nn.Module):
+    """Statistics of the batch, noise of whole channels, and an op drawn sample by sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout2d(0.4)
+        self.head = nn.Linear(4 * 16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.drop(self.norm(self.into(x)).relu())
+        made = made + 0.1 * torch.poisson(made.detach().abs())
+        rows = torch.arange(len(x), device=x.device)
+        return functional.dropout(self.head(made.flatten(1)), 0.3) + made[rows, 0, 0, :1]
+
+
+def _images(seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(8, 2, 4, 4, dtype=torch.float64, generator=draw)
+    return images, torch.randint(8, (8,), generator=draw)
+
+
+def _noisy() -> nn.Module:
+    torch.manual_seed(0)
+    return Noisy().double().train()
+
+
+Job = tuple[Callable[[], nn.Module], Callable[[int], Any], Plan, Graph, Any]
+
+
+def _losses(jobs: list[Job]) -> list[list[float]]:
+    found = []
+    for build, batch, plan, graph, loss_fn in jobs:
+        job = compile_job(
+            build(), plan, graph=graph, optimizer="sgd", lr=0.1, seed=3, loss_fn=loss_fn
+        )
+        found.append([float(job.step(batch(i))) for i in range(3)])
+        job.close()
+    return found
+
+
+def test_what_is_drawn_and_batch_statistics_are_those_of_one_process() -> None:
+    """Dropout of elements, attention and channels, an op drawn by samples, batch-norm, and indexing
+    along samples."""
+    models: tuple[Any, ...] = (
+        (dropout_jobs.build, dropout_jobs.batch, None, 2),
+        (_noisy, _images, functional.cross_entropy, 1),
+    )
+    jobs: dict[int, list[Job]] = {1: [], 4: []}
+    for build, batch, loss_fn, count in models:
+        graph = trace(build(), batch(0), loss_fn)
+        for world, (mesh, choice) in {1: ((), {}), 4: (EP2, {"dp_replicate": 2})}.items():
+            problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="sgd")
+            layouts = solve_layouts(graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep")
+            problem.keep_layouts(mesh, "", layouts)
+            chosen = uniform_choice(problem, model=mesh, num_microbatches=count, **choice)
+            plan = build_plan(problem, chosen, predict=False)
+            assert sample_ranks(plan, plan.stages[0])[1] == (2 if mesh else 1)
+            jobs[world].append((build, batch, plan, graph, loss_fn))
+    (wanted,) = run_ranks(1, _losses, jobs[1])
+    for found in run_ranks(4, _losses, jobs[4]):
+        for own, others in zip(found, wanted, strict=True):
+            assert own == pytest.approx(others, rel=1e-9)

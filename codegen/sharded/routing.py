@@ -66,8 +66,12 @@ def _moved(rows: Tensor, route: _Route) -> Tensor:
 
 
 def _owned(index: Tensor, held: Sequence[tuple[int, int]]) -> Tensor:
-    """Rank by rank, whether it has some of a token's experts [ranks, T]."""
-    return torch.stack([((index >= a) & (index < b)).any(1) for a, b in held])
+    """Rank by rank, whether it has some of a token's experts [ranks, T]; ranks have one run of them
+    after the other. As many small operators for few ranks as for many."""
+    ends = index.new_tensor([end for _, end in held])
+    rank = torch.bucketize(index, ends, right=True).masked_fill_(index < 0, len(held))
+    found = torch.zeros(len(index), len(held) + 1, dtype=torch.bool, device=index.device)
+    return found.scatter_(1, rank, True)[:, : len(held)].T
 
 
 def _route(comm: Comm, axis: str, counts: Tensor) -> _Route:

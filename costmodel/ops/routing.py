@@ -16,7 +16,7 @@ from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import come_of, copies_of
 from meshwright.ir.placed.route import travels
 
-FINDING, FINDING_PER_RANK = 12, 4
+FINDING = 18
 """Small operators of a forward that find out which token goes where, counted in
 `codegen.sharded.routing.routed_experts`."""
 
@@ -57,8 +57,7 @@ def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool, outer: 
         return sum(kernel_s(work, device) for work in works)
 
     time = OpTime(seconds(forward), seconds(backward), 0.0, curve.source, curve.band)
-    small = FINDING + FINDING_PER_RANK * ranks
-    return dispatched(time, device, small + len(forward), len(backward), 0)
+    return dispatched(time, device, FINDING + len(forward), len(backward), 0)
 
 
 def _sum(nbytes: float, copies: float, wide: float, by_kernel: bool) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.nesting import Splits, outermost_first, splits_of
+from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
 from meshwright.ir.layout.op_messages import Inner, Operands, come_of, copies_of
 
 
@@ -80,7 +80,10 @@ def _routed(site: OpSite, form: Form) -> Form:
             f"are split on {', '.join(beside)}, too, where each rank has all tokens; split tokens "
             "there as well, or each expert within"
         )
-    found = [_shares(site, axis) for axis, _, _ in outermost_first(_expert_splits(site))]
+    splits = _expert_splits(site)
+    if problem := nesting_problem(site.input(3).shape[0], splits):
+        raise PlanError(f"{site.op.key}: experts: {problem}")
+    found = [_shares(site, axis) for axis, _, _ in outermost_first(splits)]
     (axis, shares), *inside = found
     extra: dict[str, Value] = {"axis": axis, "experts": shares}
     if inside:

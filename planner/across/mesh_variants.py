@@ -4,7 +4,7 @@ On the blocks, at the links that a mesh would have, a mesh or layout is left out
 same number of ranks is better in time and in every kind of memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
-from meshwright.planner.across.model_space import divisors, forms
+from meshwright.planner.across.model_space import divisors, expert_forms, forms
 from meshwright.planner.across.spans import Matrix
+from meshwright.planner.decisions.samples import may_split
 from meshwright.planner.inside.variants import own_variants, unit_of
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
@@ -22,7 +23,8 @@ from meshwright.planner.problem.problem import Problem
 VARIANTS = ("", "fast", "lean")
 """Layouts that are looked at: the usual ones, those of least time, and those that save memory."""
 MOST = 6
-"""Meshes with layouts that are kept, besides those of a single tensor axis."""
+"""Meshes with layouts that are kept, besides those of a single tensor axis; as many in which ranks
+have samples of their own."""
 OPS = 400
 """Ops that are laid out for meshes of other axes: each mesh costs those of all patterns once."""
 DEEP = 40
@@ -64,15 +66,27 @@ def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     legal = _legal(problem, asked)
     found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
-        own = _distinct([(way, _costs(problem, way)) for way in _of(problem, mesh)])
-        if _is_plain(mesh) or mesh in asked:
-            found += own
-        else:
-            found += _undominated(own, found)
-    plain = [way for way, _ in found if _is_plain(way.model) or way.model in asked]
+        found += _worth(problem, _of(problem, mesh), () if _is_free(mesh, asked) else found)
+    known = {way for way, _ in found}
+    found += _worth(problem, (way for way in _apart(problem) if way not in known), found)
+    plain = [way for way, _ in found if _is_free(way.model, asked)]
     others = [item for item in found if item[0] not in plain]
     others.sort(key=lambda item: (float(item[1][0]), item[0]))
-    return (*plain, *(way for way, _ in others[:MOST]))
+    shared, own = ([w for w, _ in others if (unit_of(*w) > 1) is apart] for apart in (False, True))
+    return (*plain, *shared[:MOST], *own[:MOST])
+
+
+def _is_free(mesh: ModelMesh, asked: tuple[ModelMesh, ...]) -> bool:
+    """Whether all ways of a mesh are kept that are good for something beside each other."""
+    return _is_plain(mesh) or mesh in asked
+
+
+def _worth(
+    problem: Problem, ways: Iterable[MeshVariant], others: Sequence[tuple[MeshVariant, Matrix]]
+) -> list[tuple[MeshVariant, Matrix]]:
+    """Those that pins leave and none of the `others` beats, with what they cost."""
+    left = [way for way in ways if may_split(problem.constraints, unit_of(*way))]
+    return _undominated(_distinct([(way, _costs(problem, way)) for way in left]), others)
 
 
 def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
@@ -90,13 +104,20 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
     return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
 
 
-def _of(problem: Problem, mesh: ModelMesh) -> list[MeshVariant]:
-    if not mesh:
-        return [MeshVariant(mesh, "")]
+def _apart(problem: Problem) -> Iterator[MeshVariant]:
+    """Ways in which ranks have samples of their own, which are quick to lay out: of one axis of a
+    mesh there is little to choose."""
+    for mesh in expert_forms(problem):
+        if model_allowed(problem.constraints, mesh):
+            for name in own_variants(mesh, problem.batch):
+                yield MeshVariant(mesh, name)
+
+
+def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     plain = problem.tables.run_as.variants or VARIANTS
     own = own_variants(mesh, problem.batch)
-    found = plain if _is_plain(mesh) else (*VARIANTS[1:2], *own)
-    return [MeshVariant(mesh, name) for name in found]
+    for name in ("",) if not mesh else plain if _is_plain(mesh) else (*VARIANTS[1:2], *own):
+        yield MeshVariant(mesh, name)
 
 
 def _is_plain(mesh: ModelMesh) -> bool:

@@ -29,19 +29,19 @@ LEAN = 4.0
 """Weight of memory of layouts that save it."""
 EXPERTS = "ep"
 """The axis whose ranks may have samples of their own."""
-OWN = "own"
-"""The variant in which they have."""
+OWN = {"own": 0.0, "own-lean": LEAN}
+"""The variants in which they have, with the weight of memory."""
 
 
 def unit_of(model: ModelMesh, variant: str) -> int:
     """Returns of how many samples a replica has a multiple in a variant."""
-    return dict(model).get(EXPERTS, 1) if variant == OWN else 1
+    return dict(model).get(EXPERTS, 1) if variant in OWN else 1
 
 
 def own_variants(model: ModelMesh, batch_size: int) -> tuple[str, ...]:
     """Returns the variants of a mesh in which ranks of a replica have samples of their own."""
-    ranks = unit_of(model, OWN)
-    return (OWN,) if ranks > 1 and batch_size % ranks == 0 else ()
+    ranks = dict(model).get(EXPERTS, 1)
+    return tuple(OWN) if ranks > 1 and batch_size % ranks == 0 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ class MeshVariants:
         }
         found = {name: recipe for name, recipe in found.items() if name != "fast1"}
         for name in own_variants(self.model, self.graph.batch_size):
-            found[name] = _Recipe(None, samples=unit_of(self.model, name), apart=EXPERTS)
+            ranks = unit_of(self.model, name)
+            found[name] = _Recipe(None, samples=ranks, memory=OWN[name], apart=EXPERTS)
         return found
 
     def _regime(self, recipe: _Recipe) -> Regime:

@@ -32,7 +32,7 @@ from meshwright.ir.plan.plan import ModelMesh, Plan
 from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.mesh_variants import ways
-from meshwright.planner.inside.variants import OWN
+from meshwright.planner.inside.variants import own_variants
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.tools.diff.rows import structure
@@ -221,9 +221,12 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     ids = torch.zeros(2, 4096, dtype=torch.int64)
     made = trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=16, precision="bf16")
     cluster = Cluster.preset("h100-sxm", num_nodes=2)
-    problem = make_problem(made, cluster, style="nemo", precision="bf16")
+    problem = make_problem(
+        made, cluster, style="nemo", precision="bf16", constraints=("place *.experts.* ep=S(0)",)
+    )
     mesh: ModelMesh = (("ep", 16),)
-    plan = build_plan(problem, uniform_choice(problem, model=mesh, variant=OWN))
+    variant = own_variants(mesh, problem.batch)[0]
+    plan = build_plan(problem, uniform_choice(problem, model=mesh, variant=variant))
 
     def seconds(**changes: Any) -> float:
         return with_style(monkeypatch, made, plan, replace(style("nemo"), **changes), nodes=2)
