@@ -13,7 +13,7 @@ from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import come_of, copies_of
+from meshwright.ir.layout.op_messages import arrivals_of, copies_of
 from meshwright.ir.placed.route import travels
 
 FINDING = 18
@@ -39,7 +39,7 @@ def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool, outer: 
     The tokens, the experts that they picked and the weights of these go out, and tokens come home;
     in backward the gradient of what came home goes out, those of tokens and weights come home.
     """
-    come, left = come_of(outer, op.inputs[1].shape[-1])
+    come, left = arrivals_of(outer, op.inputs[1].shape[-1])
     tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
     copies = copies_of(ranks, left)
     width = DTYPE_BYTES[op.dtype]

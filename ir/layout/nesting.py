@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwright.ir.layout.layout import Axis, Layout, Shard, local_size, units_of
-from meshwright.ir.layout.samples import as_one, sample_axes
+from meshwright.ir.layout.samples import sample_axes, samples_on_dp
 
 Splits = Mapping[str, tuple[Shard, Axis]]
 """The axes that split one dim."""
@@ -110,7 +110,7 @@ def local_split(
 def dim_runs(size: int, splits: Splits, coordinates: Mapping[str, int]) -> Runs:
     """What the rank at `coordinates` has of a dim, in the order in which it lies there."""
     layout: Layout = {name: shard for name, (shard, _) in splits.items()}
-    at = as_one(layout, {name: axis for name, (_, axis) in splits.items()}, coordinates)
+    at = samples_on_dp(layout, {name: axis for name, (_, axis) in splits.items()}, coordinates)
     own = {name: (splits[name][0], at.axes[name]) for name in at.layout}
     found: Runs = ((0, size),)
     for name, shard, axis in outermost_first(own):

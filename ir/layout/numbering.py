@@ -13,7 +13,7 @@ from math import prod
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.layout import Axis, Layout, Shard
 from meshwright.ir.layout.nesting import Runs, dim_runs, local_split, splits_of
-from meshwright.ir.layout.samples import as_one
+from meshwright.ir.layout.samples import samples_on_dp
 
 _Dim = tuple[int, int]
 """Size and stride; a size of -1 is that of the samples."""
@@ -40,7 +40,7 @@ def numbering(
 
     PlanError if its part of a dim is no strided one.
     """
-    at = as_one(layout, axes, coordinates)
+    at = samples_on_dp(layout, axes, coordinates)
     layout, axes, coordinates = at.layout, at.axes, at.coordinates
     batch = layout.get("dp")
     batch = batch if isinstance(batch, Shard) and "dp" in axes else None

@@ -61,10 +61,10 @@ FindCopies = Callable[[Op, Strategy, int, Operands, Operands], dict[int, int]]
 
 def copies_of(ranks: int, picked: float) -> float:
     """To how many ranks a token goes that picks so many experts, on average."""
-    return ranks * (1 - (1 - 1 / ranks) ** picked)
+    return float(ranks * (1 - (1 - 1 / ranks) ** picked))
 
 
-def come_of(outer: int, picked: int) -> tuple[float, float]:
+def arrivals_of(outer: int, picked: int) -> tuple[float, float]:
     """To how many of `outer` parts of the experts a token goes, and how many experts it picks in
     each of these, on average."""
     come = copies_of(outer, picked)

@@ -42,7 +42,9 @@ class SampleSpot:
     """Samples of the replica that are on its ranks before this one."""
 
 
-def as_one(layout: Layout, axes: Mapping[str, Axis], coordinates: Mapping[str, int]) -> SampleSpot:
+def samples_on_dp(
+    layout: Layout, axes: Mapping[str, Axis], coordinates: Mapping[str, int]
+) -> SampleSpot:
     """Returns a layout as `dp` alone would split the samples; PlanError if a replica's do not
     divide among the ranks."""
     names = sample_axes(layout, axes)

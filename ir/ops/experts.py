@@ -24,7 +24,7 @@ from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
-from meshwright.ir.layout.op_messages import Inner, Operands, come_of, copies_of
+from meshwright.ir.layout.op_messages import Inner, Operands, arrivals_of, copies_of
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:
@@ -142,7 +142,7 @@ def _messages(
 
 def _arrived(ranks: int, outer: int, picked: int) -> float:
     """How often a token of a rank is sent on an axis inside of `outer` parts of the experts."""
-    come, left = come_of(outer, picked)
+    come, left = arrivals_of(outer, picked)
     return come * copies_of(ranks, left)
 
 

@@ -21,7 +21,7 @@ from meshwright.ir.graph.rules import (
     output_shapes,
 )
 from meshwright.ir.layout.nesting import splits_of
-from meshwright.ir.layout.samples import as_one
+from meshwright.ir.layout.samples import samples_on_dp
 
 
 def _embedding(op: Op, graph: Graph) -> Rule:
@@ -175,7 +175,7 @@ def _shifted(site: OpSite, form: Form) -> Form:
     indices = form.arg("indices")
     assert isinstance(indices, tuple)
     starts, steps = [0] * len(indices), [0] * len(indices)
-    at = as_one(site.input_layout(0), site.axes, site.coordinates)
+    at = samples_on_dp(site.input_layout(0), site.axes, site.coordinates)
     for dim, splits in splits_of(at.layout, at.axes).items():
         if dim >= len(indices) or indices[dim] is None:
             continue

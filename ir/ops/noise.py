@@ -20,7 +20,7 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, local_shape
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.layout.samples import as_one
+from meshwright.ir.layout.samples import samples_on_dp
 from meshwright.ir.ops.pointwise import elementwise
 
 
@@ -96,7 +96,7 @@ def _rows(site: OpSite) -> dict[str, Value]:
     split = isinstance(site.output_layout(0).get("dp"), Shard) and batch and batch.whole
     if not (split and batch):
         return {}
-    before = as_one(site.output_layout(0), site.axes, site.coordinates).before
+    before = samples_on_dp(site.output_layout(0), site.axes, site.coordinates).before
     return {"per_sample": size // batch.whole} | ({"first": before} if before else {})
 
 

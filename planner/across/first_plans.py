@@ -72,7 +72,7 @@ def _drafts(problem: Problem) -> Iterator[_Draft]:
 def _is_simple(mesh: Mesh) -> bool:
     """At most one axis inside a replica, or ranks of experts with samples of their own."""
     plain = not mesh.variant and len(mesh.model) < 2
-    return (plain or mesh.unit > 1) and not (mesh.prefetch or mesh.dp_inside)
+    return (plain or mesh.sample_ranks > 1) and not (mesh.prefetch or mesh.dp_inside)
 
 
 def _choice(problem: Problem, draft: _Draft) -> Choice:

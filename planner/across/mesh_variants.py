@@ -15,8 +15,8 @@ from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.model_space import divisors, expert_forms, forms
 from meshwright.planner.across.spans import Matrix
-from meshwright.planner.decisions.samples import may_split
-from meshwright.planner.inside.variants import own_variants, unit_of
+from meshwright.planner.decisions.samples import may_own_samples
+from meshwright.planner.inside.variants import own_variants, sample_ranks_of
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
 
@@ -72,7 +72,9 @@ def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     plain = [way for way, _ in found if _is_free(way.model, asked)]
     others = [item for item in found if item[0] not in plain]
     others.sort(key=lambda item: (float(item[1][0]), item[0]))
-    shared, own = ([w for w, _ in others if (unit_of(*w) > 1) is apart] for apart in (False, True))
+    shared, own = (
+        [w for w, _ in others if (sample_ranks_of(*w) > 1) is apart] for apart in (False, True)
+    )
     return (*plain, *shared[:MOST], *own[:MOST])
 
 
@@ -85,7 +87,7 @@ def _worth(
     problem: Problem, ways: Iterable[MeshVariant], others: Sequence[tuple[MeshVariant, Matrix]]
 ) -> list[tuple[MeshVariant, Matrix]]:
     """Those that pins leave and none of the `others` beats, with what they cost."""
-    left = [way for way in ways if may_split(problem.constraints, unit_of(*way))]
+    left = [way for way in ways if may_own_samples(problem.constraints, sample_ranks_of(*way))]
     return _undominated(_distinct([(way, _costs(problem, way)) for way in left]), others)
 
 
@@ -128,12 +130,12 @@ def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVar
     """Those that are better in something than each one before that has as many samples."""
     kept: list[tuple[MeshVariant, Matrix]] = []
     for way, costs in found:
-        alike = [other for w, other in kept if unit_of(*w) == unit_of(*way)]
+        alike = [other for w, other in kept if sample_ranks_of(*w) == sample_ranks_of(*way)]
         if not any(bool((other <= SAME * costs).all()) for other in alike):
             kept = [
                 (w, other)
                 for w, other in kept
-                if unit_of(*w) != unit_of(*way) or not bool((costs <= other).all())
+                if sample_ranks_of(*w) != sample_ranks_of(*way) or not bool((costs <= other).all())
             ]
             kept.append((way, costs))
     return kept
@@ -147,7 +149,7 @@ def _undominated(
     def alike(way: MeshVariant, other: MeshVariant) -> bool:
         """What a replica needs can be compared for as many ranks and samples."""
         sizes = [prod(n for _, n in each.model) for each in (way, other)]
-        return sizes[0] == sizes[1] and unit_of(*way) == unit_of(*other)
+        return sizes[0] == sizes[1] and sample_ranks_of(*way) == sample_ranks_of(*other)
 
     return [
         (way, costs)
@@ -158,7 +160,7 @@ def _undominated(
 
 def _costs(problem: Problem, way: MeshVariant) -> Matrix:
     """Seconds, then bytes of each kind, per block pattern: for one sample and for several."""
-    width, unit = prod(n for _, n in way.model), unit_of(*way)
+    width, unit = prod(n for _, n in way.model), sample_ranks_of(*way)
     most = max(unit, problem.batch * width // problem.cluster.num_devices)
     several = max(d for d in divisors(problem.batch) if d <= max(unit, min(most, width)))
     several -= several % unit

@@ -9,7 +9,7 @@ from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.copied import copied
 from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.planner.across.balance import Replica, exact_shares
-from meshwright.planner.inside.variants import unit_of
+from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.problem.candidates import StageChoice, modes_of
 from meshwright.planner.problem.problem import Problem
 
@@ -31,7 +31,7 @@ def balanced_shares(
     micro-batches whose activations the stage holds at once. Where memory holds no shares at all,
     those that are fastest, for the driver to refuse.
     """
-    if len(problem.tables.devices) == 1 or unit_of(stage.model, stage.variant) > 1:
+    if len(problem.tables.devices) == 1 or sample_ranks_of(stage.model, stage.variant) > 1:
         return ()
     replicas = _replicas(problem, stage)
     if len(set(replicas)) == 1:

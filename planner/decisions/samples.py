@@ -11,7 +11,7 @@ from meshwright.planner.pins.decisions import Constraint
 _OWN, _SHARED = "own", "shared"
 
 
-def may_split(constraints: Iterable[Constraint], ranks: int) -> bool:
+def may_own_samples(constraints: Iterable[Constraint], ranks: int) -> bool:
     """Returns whether pins leave layouts that split samples among so many ranks of a replica."""
     return bool(allowed(constraints, "samples", (_word(ranks),)))
 

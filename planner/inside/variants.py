@@ -33,7 +33,7 @@ OWN = {"own": 0.0, "own-lean": LEAN}
 """The variants in which they have, with the weight of memory."""
 
 
-def unit_of(model: ModelMesh, variant: str) -> int:
+def sample_ranks_of(model: ModelMesh, variant: str) -> int:
     """Returns of how many samples a replica has a multiple in a variant."""
     return dict(model).get(EXPERTS, 1) if variant in OWN else 1
 
@@ -129,7 +129,7 @@ class MeshVariants:
         }
         found = {name: recipe for name, recipe in found.items() if name != "fast1"}
         for name in own_variants(self.model, self.graph.batch_size):
-            ranks = unit_of(self.model, name)
+            ranks = sample_ranks_of(self.model, name)
             found[name] = _Recipe(None, samples=ranks, memory=OWN[name], apart=EXPERTS)
         return found
 

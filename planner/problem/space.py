@@ -25,7 +25,7 @@ from meshwright.planner.decisions.recompute import modes
 from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
-from meshwright.planner.inside.variants import unit_of
+from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
@@ -115,14 +115,16 @@ class Mesh:
         return prod([size for _, size in self.model])
 
     @cached_property
-    def unit(self) -> int:
+    def sample_ranks(self) -> int:
         """Of how many samples each replica has a multiple."""
-        return unit_of(self.model, self.variant)
+        return sample_ranks_of(self.model, self.variant)
 
     def takes(self, samples: int) -> bool:
         """Whether all replicas get some of so many samples; equally many, where ranks of a replica
         have samples of their own."""
-        return self.dp <= samples and (self.unit == 1 or samples % (self.dp * self.unit) == 0)
+        return self.dp <= samples and (
+            self.sample_ranks == 1 or samples % (self.dp * self.sample_ranks) == 0
+        )
 
     @cached_property
     def size(self) -> int:

@@ -170,13 +170,13 @@ def test_experts_over_two_axes() -> None:
     names = ("hidden", "top_k_index", "top_k_weights", "gate_up", "down")
     case = Case(EXPERTS, {**dict(zip(names, tensors, strict=True)), "act": "silu"})
     first, inside = (" ".join([f"S(0{o})"] * 5) + f" -> S(0{o})" for o in ("", ",outer=2"))
-    check(case, {"ep": first, "tp": inside}, {"ep": 2, "tp": 2})
+    check(case, {"tp": inside, "ep": first}, {"tp": 2, "ep": 2})
     check(case, {"ep": inside, "tp": first}, {"ep": 2, "tp": 2})
     with pytest.raises(PlanError, match="do not nest"):
         check(case, {"ep": first, "tp": first}, {"ep": 2, "tp": 2})
     with pytest.raises(PlanError, match="on tp, too, where each rank has all tokens"):
-        check(case, {"ep": first, "tp": "R|P R R|P S(0,outer=2) S(0,outer=2) -> P"},
-              {"ep": 2, "tp": 2})  # fmt: skip
+        whole = "R|P R R|P S(0,outer=2) S(0,outer=2) -> P"
+        check(case, {"tp": whole, "ep": first}, {"tp": 2, "ep": 2})
 
 
 def test_forms_of_experts_are_split_as_their_rule_says() -> None:
