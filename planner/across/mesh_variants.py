@@ -67,8 +67,9 @@ def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
         found += _worth(problem, _of(problem, mesh), () if _is_free(mesh, asked) else found)
-    known = {way for way, _ in found}
-    found += _worth(problem, (way for way in _apart(problem) if way not in known), found)
+    for mesh in expert_forms(problem):
+        if mesh not in legal and model_allowed(problem.constraints, mesh):
+            found += _worth(problem, _apart(problem, mesh), found)
     plain = [way for way, _ in found if _is_free(way.model, asked)]
     others = [item for item in found if item[0] not in plain]
     others.sort(key=lambda item: (float(item[1][0]), item[0]))
@@ -106,20 +107,18 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
     return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
 
 
-def _apart(problem: Problem) -> Iterator[MeshVariant]:
+def _apart(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     """Ways in which ranks have samples of their own, which are quick to lay out: of one axis of a
     mesh there is little to choose."""
-    for mesh in expert_forms(problem):
-        if model_allowed(problem.constraints, mesh):
-            for name in own_variants(mesh, problem.batch):
-                yield MeshVariant(mesh, name)
+    for name in own_variants(mesh, problem.batch):
+        yield MeshVariant(mesh, name)
 
 
 def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     plain = problem.tables.run_as.variants or VARIANTS
-    own = own_variants(mesh, problem.batch)
-    for name in ("",) if not mesh else plain if _is_plain(mesh) else (*VARIANTS[1:2], *own):
+    for name in ("",) if not mesh else plain if _is_plain(mesh) else VARIANTS[1:2]:
         yield MeshVariant(mesh, name)
+    yield from _apart(problem, mesh)
 
 
 def _is_plain(mesh: ModelMesh) -> bool:

@@ -38,6 +38,13 @@ def sample_ranks_of(model: ModelMesh, variant: str) -> int:
     return dict(model).get(EXPERTS, 1) if variant in OWN else 1
 
 
+def takes(dp: int, model: ModelMesh, variant: str, samples: int) -> bool:
+    """Returns whether all of so many replicas get some of a micro-batch's samples; equally many,
+    where their ranks have samples of their own."""
+    ranks = sample_ranks_of(model, variant)
+    return dp <= samples and (ranks == 1 or samples % (dp * ranks) == 0)
+
+
 def own_variants(model: ModelMesh, batch_size: int) -> tuple[str, ...]:
     """Returns the variants of a mesh in which ranks of a replica have samples of their own."""
     ranks = dict(model).get(EXPERTS, 1)
