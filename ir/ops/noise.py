@@ -97,7 +97,8 @@ def _rows(site: OpSite) -> dict[str, Value]:
     if not (split and batch):
         return {}
     before = samples_on_dp(site.output_layout(0), site.axes, site.coordinates).before
-    return {"per_sample": size // batch.whole} | ({"first": before} if before else {})
+    found: dict[str, Value] = {"per_sample": size // batch.whole}
+    return found | ({"first": before} if before else {})
 
 
 def seeded(site: OpSite, form: Form) -> Form:
