@@ -33,11 +33,11 @@ LOG = """\
 - FSDP in a pipeline neither frees parameters nor reduces gradients between micro-batches: it is
   ZeRO 1 of ours.
 - Experts are experts of ours (Hugging Face's Qwen3-MoE, Qwen2-MoE and DeepSeek-V3 models of the
-  row's shape). Ranks of a group of experts have samples of their own in these stacks, where plans
-  of ours split each sample; attention is priced so (`Style.samples_on`), and so is how often a
-  token travels (`Style.token_to`). Their products are in bfloat16 here, also in rows of 8-bit
-  floats. Experts that lie whole on ranks of tensor parallelism have no place in a plan, and
-  experts that are not gated have none in these models: left out. An all-to-all beside another
+  row's shape), whose ranks have samples of their own, as in these stacks. Where ranks of tensor
+  parallelism have other experts, not parts of one, experts lie on `ep` and `tp` together. How often
+  a token travels is part of the style (`Style.token_to`). Products of experts are in bfloat16 here,
+  also in rows of 8-bit floats. Experts that are not gated have no place in these models: left out.
+  An all-to-all beside another
   micro-batch's work (Megatron's `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the

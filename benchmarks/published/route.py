@@ -21,10 +21,11 @@ from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan, model_mesh
+from meshwright.ir.plan.plan import ModelMesh, Plan, model_mesh
 from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.variants import own_variants
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.schedule_tools import USUAL
@@ -101,24 +102,26 @@ def asked_of(row: Row, stack: Stack) -> Asked:
 
 def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     """The row's layout as a plan by hand, with its prediction. Ranks of one group of experts have
-    samples of their own: the axis `ep` takes them from the replicas."""
+    samples of their own: the axis `ep` takes them from the replicas, and what of the group is not
+    on `tp`."""
     problem = make_problem(
         asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
         style=asked.style,
     )  # fmt: skip
     p = row.parallel
-    dp = p.dp // p.ep
+    ep = _expert_ranks(row)
+    dp = p.dp // ep
     shard = min(p.shard, dp) if p.zero else 1
     mode, _ = recompute_mode(row.recompute)
-    model = model_mesh({"cp": p.cp, "ep": p.ep, "tp": p.tp})
+    model = model_mesh({"cp": p.cp, "ep": ep, "tp": p.tp})
     plans = [
         build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
-            dp_replicate=dp // shard, zero=_zero(row, stack) if shard * p.cp * p.ep > 1 else 0,
+            dp_replicate=dp // shard, zero=_zero(row, stack) if shard * p.cp * ep > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
-        )) for variant in (_variants(asked.style) if model else ("",))
+        )) for variant in _variants(asked.style, model, row.gbs)
     ]  # fmt: skip
     return min(plans, key=_step_s)
 
@@ -133,8 +136,30 @@ def _step_s(plan: Plan) -> float:
     return plan.predicted.step_s
 
 
-def _variants(stack: str) -> tuple[str, ...]:
-    return style(stack).variants or ("", "fast")
+def _variants(stack: str, model: ModelMesh, batch: int) -> tuple[str, ...]:
+    if not model:
+        return ("",)
+    return own_variants(model, batch) or style(stack).variants or ("", "fast")
+
+
+def _expert_ranks(row: Row) -> int:
+    """Ranks of a group of experts that are not of one group of tensor parallelism: where these do
+    not share each expert, they have other experts."""
+    p = row.parallel
+    return max(1, p.ep // p.tp) if p.ep > 1 and p.etp < p.tp else p.ep
+
+
+def _experts_of(row: Row) -> tuple[str, ...]:
+    """Where experts lie; RowError where plans have no word for it."""
+    p, ranks = row.parallel, _expert_ranks(row)
+    if p.ep == 1:
+        return ()
+    if p.etp not in (1, p.tp):
+        raise RowError(f"experts that {p.etp} of {p.tp} ranks of tensor parallelism share")
+    if p.dp % ranks or (p.etp < p.tp and p.ep % p.tp):
+        raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas of tp {p.tp}")
+    axes = (["ep"] if ranks > 1 else []) + (["tp"] if p.etp < p.tp else [])
+    return tuple([f"place *.experts.* {axis}=S(0)" for axis in axes])
 
 
 def schedule_of(row: Row) -> str:
@@ -167,14 +192,11 @@ def pins_of(row: Row) -> tuple[str, ...]:
     p = row.parallel
     if row.gbs % (row.mbs * p.dp):
         raise RowError(f"{row.gbs} samples are not whole micro-batches of {row.mbs} x {p.dp}")
-    if p.dp % p.ep:
-        raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas")
-    if p.ep > 1 and p.etp != p.tp:
-        raise RowError(f"experts that lie whole on ranks of tensor parallelism (etp {p.etp})")
     mode, every = recompute_mode(row.recompute)
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
     kept = {"none": ("saved=none",), "full": ("saved=none",)}.get(mode, ("saved=selective",))
+    kept += _experts_of(row)
     return (*kept, "prefetch=1") if p.zero == 3 and p.pp == 1 else kept
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from meshwright.codegen.emit.emit import stage_source
 from meshwright.codegen.lower.builder import Builder
@@ -25,6 +26,7 @@ from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
 from meshwright.ir.layout.layout import RP, Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
+from meshwright.ir.layout.samples import sample_axes
 from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
@@ -80,7 +82,11 @@ def _value(at: Where, name: str, layout: Layout) -> BorderValue:
         size = tensor.shape[data.dim]
         seen = local_split(size, "dp", data, layout, at.axes, at.coordinates)
         data = replace(data, outer=seen.outer)
-    return BorderValue(name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last)
+    apart = sample_axes(layout, at.axes)
+    return BorderValue(
+        name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last,
+        apart, prod([at.axes[axis].size for axis in apart]),
+    )  # fmt: skip
 
 
 def _calls(

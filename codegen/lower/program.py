@@ -31,6 +31,10 @@ class BorderValue:
     """Where its samples lie in the local part."""
     channels_last: bool = False
     """Images that lie so travel so."""
+    apart: tuple[str, ...] = ()
+    """Model axes that split its samples, too."""
+    parts: int = 1
+    """Among how many of their ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

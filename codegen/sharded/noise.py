@@ -58,10 +58,12 @@ def each_sample(
     op_key: str,
     cut: tuple[str, ...],
     per_sample: int = 1,
+    first: int = 0,
     **arguments: object,
 ) -> Tensor:
     """A random op of one sample at a time, each with a seed of its own. The arguments called `cut`,
-    and what comes out, have `per_sample` rows of each along dim 0; if there are none, it runs once.
+    and what comes out, have `per_sample` rows of each along dim 0, from the replica's sample
+    `first` on; if there are none, it runs once.
     """
     op = operator(target)
     if comm.still:
@@ -81,7 +83,7 @@ def each_sample(
                 name: x.narrow(0, i * per_sample, per_sample)
                 for name, x in zip(cut, tensors, strict=True)
             }
-            generator.manual_seed(seed_of(comm, op_key, comm.sample_offset + i))
+            generator.manual_seed(seed_of(comm, op_key, comm.sample_offset + first + i))
             made.append(op(**{**arguments, **own}))
     return torch.cat(made) if made else op(**arguments)
 

@@ -1,7 +1,8 @@
 """Experts on the ranks of an axis that also splits the tokens: tokens go where their experts are.
 
 A token is sent once to each rank that has some of its experts, whatever their number; that rank
-adds up its experts' results, weighted, and sends the sum back. How many tokens go where depends on
+adds up its experts' results, weighted, and sends the sum back. Over several axes that is done one
+inside the other. How many tokens go where depends on
 the data, so the ranks tell each other first.
 """
 
@@ -65,8 +66,12 @@ def _moved(rows: Tensor, route: _Route) -> Tensor:
 
 
 def _owned(index: Tensor, held: Sequence[tuple[int, int]]) -> Tensor:
-    """Rank by rank, whether it has some of a token's experts [ranks, T]."""
-    return torch.stack([((index >= a) & (index < b)).any(1) for a, b in held])
+    """Rank by rank, whether it has some of a token's experts [ranks, T]; ranks have one run of them
+    after the other. As many small operators for few ranks as for many."""
+    ends = index.new_tensor([end for _, end in held])
+    rank = torch.bucketize(index, ends, right=True).masked_fill_(index < 0, len(held))
+    found = torch.zeros(len(index), len(held) + 1, dtype=torch.bool, device=index.device)
+    return found.scatter_(1, rank, True)[:, : len(held)].T
 
 
 def _route(comm: Comm, axis: str, counts: Tensor) -> _Route:
@@ -87,10 +92,13 @@ def routed_experts(
     *,
     axis: str,
     experts: tuple[int, ...],
+    inside: tuple[tuple[str, tuple[int, ...]], ...] = (),
     **given: Tensor | str | None,
 ) -> Tensor:
     """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each;
-    `given`: the weights, and what else that operator takes."""
+    `given`: the weights, and what else that operator takes. `inside`: further axes, on which ranks
+    share out the experts that this one's coordinate on `axis` has: tokens that have come are sent
+    on there, so that each crosses the outer axis once for all of them."""
     held = spans(experts)
     owned = _owned(top_k_index, held)
     ranks = owned.nonzero()[:, 0]
@@ -102,5 +110,11 @@ def routed_experts(
     index = route.move(top_k_index[tokens] - first[ranks].unsqueeze(1))
     here = _moved(go(hidden, tokens, places), route)
     weights = _moved(go(top_k_weights, tokens, places), route)
-    made = torch.ops.meshwright.experts(here, index, weights, **given)
+    if inside:
+        (then, shares), *more = inside
+        made = routed_experts(
+            comm, here, index, weights, axis=then, experts=shares, inside=tuple(more), **given
+        )
+    else:
+        made = torch.ops.meshwright.experts(here, index, weights, **given)
     return home(_moved(made, route.back()).to(hidden.dtype), tokens, places)

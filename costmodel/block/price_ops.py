@@ -15,7 +15,7 @@ from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
 from meshwright.costmodel.ops.op_classes import classify
-from meshwright.costmodel.ops.routing import is_routed, routed
+from meshwright.costmodel.ops.routing import is_routed, parts_outside, routed
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
@@ -65,8 +65,9 @@ class Walk(Trace):
     """Axis, and messages of ops on it."""
     regathered: dict[str, int] = field(default_factory=dict)
     """Values that the stack gathers again in the backward, and over how many ranks."""
-    routes: list[tuple[LocalOp, int]] = field(default_factory=list)
-    """Ops whose tokens travel, priced as torch's operators route them; and to how many ranks."""
+    routes: list[tuple[LocalOp, int, int]] = field(default_factory=list)
+    """Ops whose tokens travel, priced as torch's operators route them; to how many ranks, inside of
+    how many parts of the experts."""
 
     def communicates(self, axis: str) -> bool:
         """Whether anything has moved, or is cut or padded, on an axis."""
@@ -159,19 +160,18 @@ class Walk(Trace):
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:
         """Price what the op sends by itself. What it sends while it computes takes the longer."""
         op, places = step.op, step.places
-        alone = self.site.run_as.samples_on if step.op_class is OpClass.ATTENTION else ()
         for axis, strategy in step.strategies.items():
-            if axis in alone:
-                continue
             ranks = self.site.axes[axis].size
             if is_routed(op, strategy, ranks):
-                self.routes.append((local, ranks))
-                self._compute(routed(local, ranks, self.site.device, by_kernel=False))
+                outer = parts_outside(strategy)
+                self.routes.append((local, ranks, outer))
+                self._compute(routed(local, ranks, self.site.device, False, outer))
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
             for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
-                self.apart[op.name, self.facts.roots[op.inputs[i]]] = nbytes
+                key = op.name, self.facts.roots[op.inputs[i]]
+                self.apart[key] = max(nbytes, self.apart.get(key, 0))
             forward = tuple(m for m in found if not m.backward)
             backward = tuple(m for m in found if m.backward and self._has_gradient(op))
             self.sent += [(axis, message) for message in (*forward, *backward)]

@@ -49,6 +49,8 @@ class StageSite:
 
     def _routed_s(self, primitive: Primitive, message: Inner, axis: str) -> float:
         """Tokens to their experts, or home, with as many copies as the stack makes of each."""
+        if message.outer > 1 and self.run_as.token_to != "rank":
+            return 0.0  # its one all-to-all is priced on the outermost axis, whose links are slower
         levels, ranks = self.levels[axis], self.axes[axis].size
         copies = once = copies_of(ranks, message.picked)
         nodes = ranks_of(levels[1:])

@@ -12,11 +12,11 @@ from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
-from meshwright.ir.layout.layout import Strategy
-from meshwright.ir.layout.op_messages import copies_of
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import arrivals_of, copies_of
 from meshwright.ir.placed.route import travels
 
-FINDING, FINDING_PER_RANK = 12, 4
+FINDING = 18
 """Small operators of a forward that find out which token goes where, counted in
 `codegen.sharded.routing.routed_experts`."""
 
@@ -26,17 +26,25 @@ def is_routed(op: Op, strategy: Strategy, ranks: int) -> bool:
     return ranks > 1 and op.target == str(EXPERTS) and travels(strategy)
 
 
-def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool) -> OpTime:
-    """What routing an experts op's tokens takes, for one micro-batch on one rank.
+def parts_outside(strategy: Strategy) -> int:
+    """In how many parts other axes have cut the experts that this one splits."""
+    placed = strategy.inputs[3]
+    return placed.outer if isinstance(placed, Shard) else 1
+
+
+def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool, outer: int = 1) -> OpTime:
+    """What routing an experts op's tokens takes, for one micro-batch on one rank: its own, or those
+    that have come there as to one of `outer` parts of the experts.
 
     The tokens, the experts that they picked and the weights of these go out, and tokens come home;
     in backward the gradient of what came home goes out, those of tokens and weights come home.
     """
-    tokens, picked, weights = (operand.nbytes for operand in op.inputs[:3])
-    copies = copies_of(ranks, op.inputs[1].shape[-1])
+    come, left = arrivals_of(outer, op.inputs[1].shape[-1])
+    tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
+    copies = copies_of(ranks, left)
     width = DTYPE_BYTES[op.dtype]
     wide = 1.0 if by_kernel else max(width, 4) / width
-    trained = [x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]
+    trained = [come * x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]
     casts = _casts(tokens, copies, wide)
     forward = [(1 + copies) * nbytes for nbytes in (tokens, picked, weights)]
     forward += [*_sum(tokens, copies, wide, by_kernel), *casts]
@@ -49,8 +57,7 @@ def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool) -> OpTi
         return sum(kernel_s(work, device) for work in works)
 
     time = OpTime(seconds(forward), seconds(backward), 0.0, curve.source, curve.band)
-    small = FINDING + FINDING_PER_RANK * ranks
-    return dispatched(time, device, small + len(forward), len(backward), 0)
+    return dispatched(time, device, FINDING + len(forward), len(backward), 0)
 
 
 def _sum(nbytes: float, copies: float, wide: float, by_kernel: bool) -> tuple[float, ...]:

@@ -43,9 +43,12 @@ class Rule:
     """Inputs that the generated code takes whole and cuts itself where the others are split."""
     together: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A name for several factors that are split at once, on other axes than dp: the generated code
-    brings their parts together inside the op. It does so on one axis, and no other splits them."""
+    brings their parts together inside the op. It does so on one axis, if they are not `nested`,
+    and no other splits them."""
     loose: frozenset[str] = frozenset()
     """First factors of `together` that other axes may split all the same."""
+    nested: frozenset[str] = frozenset()
+    """Names in `together` whose parts are brought together on several axes, one in the other."""
 
 
 def name_of(op: Op) -> str:
@@ -125,6 +128,7 @@ def make_rule(
     free: Iterable[int] = (),
     together: Mapping[str, tuple[str, ...]] | None = None,
     loose: Iterable[str] = (),
+    nested: Iterable[str] = (),
 ) -> Rule:
     """The rule with dims of size 1 stripped of factors and sizes read from the shapes.
 
@@ -148,6 +152,7 @@ def make_rule(
         free=frozenset(free),
         together=groups,
         loose=frozenset(loose),
+        nested=frozenset(nested),
     )
 
 

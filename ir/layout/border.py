@@ -1,9 +1,9 @@
 """What moves between two neighbouring stages whose meshes and batch shares may differ.
 
-Positions are a coordinate on dp and a number within the replica. A value is whole on every rank of
-a replica, so each target rank has one source rank per piece, spread over the source's replica; or
-it is split alike on both sides, and ranks of one number have the same part. Gradients go the
-opposite way.
+Positions are a coordinate on dp and a number within the replica; axes that split a value's samples,
+too, belong to dp for it (`ir.layout.samples`). A value is whole on every rank of a replica, so each
+target rank has one source rank per piece, spread over the source's replica; or it is split alike on
+both sides, and ranks of one number have the same part. Gradients go the opposite way.
 """
 
 from bisect import bisect_right

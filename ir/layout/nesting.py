@@ -2,7 +2,8 @@
 
 Axis b may split a dim that axis a splits if each section of b lies inside one part of a: b's
 `outer` is a multiple of a's `outer` times a's parts, and a's parts are equal. Converting one of
-them then never moves what the other decides. The parts of the data axis are samples.
+them then never moves what the other decides. The parts of the data axis are samples; an axis that
+splits these as it does is inside of it (`ir.layout.samples`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwright.ir.layout.layout import Axis, Layout, Shard, local_size, units_of
+from meshwright.ir.layout.samples import sample_axes, samples_on_dp
 
 Splits = Mapping[str, tuple[Shard, Axis]]
 """The axes that split one dim."""
@@ -34,7 +36,9 @@ def outermost_first(splits: Splits) -> list[tuple[str, Shard, Axis]]:
 
 def nesting_problem(size: int, splits: Splits) -> str:
     """Why these axes cannot split a dim of `size` together, with the nearest split that can."""
-    for (a, outside, axis), (b, inside, _) in pairwise(outermost_first(splits)):
+    together = _sharing(splits)
+    others = {name: split for name, split in splits.items() if name not in together}
+    for (a, outside, axis), (b, inside, _) in pairwise(outermost_first(others)):
         parts = outside.outer * axis.parts
         if inside.outer % parts:
             nearest = Shard(inside.dim, parts * max(1, inside.outer // parts), inside.inner)
@@ -48,6 +52,12 @@ def nesting_problem(size: int, splits: Splits) -> str:
                 f"do not share evenly, but {b} splits inside of it as {inside}"
             )
     return ""
+
+
+def _sharing(splits: Splits) -> tuple[str, ...]:
+    """Axes that split samples."""
+    layout: Layout = {name: shard for name, (shard, _) in splits.items()}
+    return sample_axes(layout, {name: axis for name, (_, axis) in splits.items()})
 
 
 def nests(shape: tuple[int, ...], layout: Layout, axes: Mapping[str, Axis]) -> bool:
@@ -81,10 +91,13 @@ def local_split(
 ) -> LocalSplit:
     """`axis` splits a dim of global `size` as `shard` says; the other axes are as in `layout`."""
     outer, section = shard.outer, size // shard.outer
+    inside = sample_axes(layout, axes) if axis == "dp" else ()
     sizes = [shard.inner * units for units in axes[axis].sizes(units_of(size, shard))]
     for name, other in layout.items():
         if name == axis or not isinstance(other, Shard) or other.dim != shard.dim or not size:
             continue
+        if name in inside:
+            continue  # it splits what dp has split
         local = local_size(size, other, axes[name], coordinates[name])
         if _is_outside(other, axes[name], shard):
             outer = outer * local // size
@@ -96,9 +109,12 @@ def local_split(
 
 def dim_runs(size: int, splits: Splits, coordinates: Mapping[str, int]) -> Runs:
     """What the rank at `coordinates` has of a dim, in the order in which it lies there."""
+    layout: Layout = {name: shard for name, (shard, _) in splits.items()}
+    at = samples_on_dp(layout, {name: axis for name, (_, axis) in splits.items()}, coordinates)
+    own = {name: (splits[name][0], at.axes[name]) for name in at.layout}
     found: Runs = ((0, size),)
-    for name, shard, axis in outermost_first(splits):
-        found = tuple(_common(found, _own(size, shard, axis, coordinates[name])))
+    for name, shard, axis in outermost_first(own):
+        found = tuple(_common(found, _own(size, shard, axis, at.coordinates[name])))
     return found
 
 

@@ -13,6 +13,7 @@ from math import prod
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.layout import Axis, Layout, Shard
 from meshwright.ir.layout.nesting import Runs, dim_runs, local_split, splits_of
+from meshwright.ir.layout.samples import samples_on_dp
 
 _Dim = tuple[int, int]
 """Size and stride; a size of -1 is that of the samples."""
@@ -34,17 +35,20 @@ class Numbering:
 def numbering(
     shape: tuple[int, ...], layout: Layout, axes: Mapping[str, Axis], coordinates: Mapping[str, int]
 ) -> Numbering:
-    """Of a value of global `shape` for the rank at `coordinates`; samples are what `dp` splits.
+    """Of a value of global `shape` for the rank at `coordinates`; samples are what `dp` splits,
+    and axes with it (`ir.layout.samples`).
 
     PlanError if its part of a dim is no strided one.
     """
+    at = samples_on_dp(layout, axes, coordinates)
+    layout, axes, coordinates = at.layout, at.axes, at.coordinates
     batch = layout.get("dp")
     batch = batch if isinstance(batch, Shard) and "dp" in axes else None
     extents = [*shape]
     if batch:
         extents[batch.dim] = shape[batch.dim] // _samples(shape, batch, axes["dp"])
     total, splits = prod(extents), splits_of(layout, axes)
-    first, dims = 0, list[_Dim]()
+    first, dims = at.before * total, list[_Dim]()
     for dim, extent in enumerate(extents):
         stride = prod(extents[dim + 1 :])
         others = {name: split for name, split in splits.get(dim, {}).items() if name != "dp"}

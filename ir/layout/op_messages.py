@@ -50,6 +50,8 @@ class Inner:
     different ranks or not; the bytes count it once for each rank."""
     held: int = 0
     """Experts of a rank, then."""
+    outer: int = 1
+    """In how many parts other axes have cut the experts: tokens that came there are sent on."""
 
 
 Operands = Sequence[LocalOperand]
@@ -57,6 +59,13 @@ FindMessages = Callable[[Op, Strategy, int, Operands, Operands], tuple[Inner, ..
 FindCopies = Callable[[Op, Strategy, int, Operands, Operands], dict[int, int]]
 
 
-def copies_of(ranks: int, picked: int) -> float:
+def copies_of(ranks: int, picked: float) -> float:
     """To how many ranks a token goes that picks so many experts, on average."""
-    return ranks * (1 - (1 - 1 / ranks) ** picked)
+    return float(ranks * (1 - (1 - 1 / ranks) ** picked))
+
+
+def arrivals_of(outer: int, picked: int) -> tuple[float, float]:
+    """To how many of `outer` parts of the experts a token goes, and how many experts it picks in
+    each of these, on average."""
+    come = copies_of(outer, picked)
+    return come, picked / come

@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import ceil, gcd, prod
 
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.experts import parse_form
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.op_forms import (
     index_of,
-    only_axis,
     own_part,
     run_sizes,
     sharded,
@@ -23,7 +23,8 @@ from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import Inner, Operands, copies_of
+from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
+from meshwright.ir.layout.op_messages import Inner, Operands, arrivals_of, copies_of
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:
@@ -54,7 +55,7 @@ def _rule(op: Op, graph: Graph) -> Rule | None:
     return make_rule(
         op, graph, [known[name] for name in shapes], [(("t",), ("h",))], sizes=sizes,
         whole={"two", "h", "k"}, plain="e", together={"route": ("t", "e")}, loose="t",
-        added=slots(op, "down_bias"),
+        nested={"route"}, added=slots(op, "down_bias"),
     )  # fmt: skip
 
 
@@ -73,14 +74,35 @@ def _routed(site: OpSite, form: Form) -> Form:
     tokens, experts = splitting(site, 0, 0), splitting(site, 3, 0)
     if not set(tokens) & set(experts):
         return form
-    axis = only_axis(site, 0, experts)
-    shard = site.input_layout(3)[axis]
-    assert isinstance(shard, Shard)
-    extra: dict[str, Value] = {"axis": axis}
-    extra["experts"] = run_sizes(site, axis, site.input(3).shape[0], shard)
+    if beside := [axis for axis in experts if axis not in tokens]:
+        raise PlanError(
+            f"{site.op.key}: tokens travel on {', '.join(set(tokens) & set(experts))}, but experts "
+            f"are split on {', '.join(beside)}, too, where each rank has all tokens; split tokens "
+            "there as well, or each expert within"
+        )
+    splits = _expert_splits(site)
+    if problem := nesting_problem(site.input(3).shape[0], splits):
+        raise PlanError(f"{site.op.key}: experts: {problem}")
+    found = [_shares(site, axis) for axis, _, _ in outermost_first(splits)]
+    (axis, shares), *inside = found
+    extra: dict[str, Value] = {"axis": axis, "experts": shares}
+    if inside:
+        extra["inside"] = tuple(inside)
     return replace(
         form, args=(*site.arguments().items(), *extra.items()), target="sharded.routed_experts"
     )
+
+
+def _expert_splits(site: OpSite) -> Splits:
+    return splits_of(site.input_layout(3), {n: a for n, a in site.axes.items() if a.size > 1})[0]
+
+
+def _shares(site: OpSite, axis: str) -> tuple[str, tuple[int, ...]]:
+    """How many experts each rank of an axis has, of those of its place on the axes outside."""
+    shard = site.input_layout(3)[axis]
+    assert isinstance(shard, Shard)
+    count = site.input(3).shape[0] // shard.outer
+    return axis, run_sizes(site, axis, count, replace(shard, outer=1))
 
 
 def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
@@ -104,23 +126,32 @@ def _messages(
     if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
         return ()
     picked, held = index.shape[-1], max(1, inputs[3].shape[0] // ranks)
-    copies = copies_of(ranks, picked)
+    outer = strategy.inputs[3].outer
+    copies = _arrived(ranks, outer, picked)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
     return (
         Inner(move, 8 * ranks * ranks, 1, backward=False),
-        Inner(move, tokens, 2, backward=False, picked=picked, held=held),
+        Inner(move, tokens, 2, backward=False, picked=picked, held=held, outer=outer),
         Inner(move, scales, 1, backward=False),
         Inner(move, indices, 1, backward=False),
-        Inner(move, tokens, 2, backward=True, picked=picked, held=held),
+        Inner(move, tokens, 2, backward=True, picked=picked, held=held, outer=outer),
         Inner(move, scales, 1, backward=True),
     )
+
+
+def _arrived(ranks: int, outer: int, picked: int) -> float:
+    """How often a token of a rank is sent on an axis inside of `outer` parts of the experts."""
+    come, left = arrivals_of(outer, picked)
+    return come * copies_of(ranks, left)
 
 
 def _copies(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> dict[int, int]:
-    copies = copies_of(ranks, inputs[1].shape[-1])
+    placed = strategy.inputs[3]
+    outer = placed.outer if isinstance(placed, Shard) else 1
+    copies = _arrived(ranks, outer, inputs[1].shape[-1])
     return {i: ceil(inputs[i].nbytes * copies / ranks) for i in range(3)}
 
 

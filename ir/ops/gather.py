@@ -21,6 +21,7 @@ from meshwright.ir.graph.rules import (
     output_shapes,
 )
 from meshwright.ir.layout.nesting import splits_of
+from meshwright.ir.layout.samples import samples_on_dp
 
 
 def _embedding(op: Op, graph: Graph) -> Rule:
@@ -174,7 +175,8 @@ def _shifted(site: OpSite, form: Form) -> Form:
     indices = form.arg("indices")
     assert isinstance(indices, tuple)
     starts, steps = [0] * len(indices), [0] * len(indices)
-    for dim, splits in splits_of(site.input_layout(0), site.axes).items():
+    at = samples_on_dp(site.input_layout(0), site.axes, site.coordinates)
+    for dim, splits in splits_of(at.layout, at.axes).items():
         if dim >= len(indices) or indices[dim] is None:
             continue
         size = site.input(0).shape[dim]
@@ -182,6 +184,7 @@ def _shifted(site: OpSite, form: Form) -> Form:
             if len(splits) > 1 or any(shard.outer > 1 for shard, _ in splits.values()):
                 raise PlanError(f"{site.op.key}: dim {dim}, which is indexed, has sections")
             steps[dim] = size // next(axis.whole for _, axis in splits.values())
+            starts[dim] = at.before * steps[dim]
         else:
             starts[dim] = int(str(own_part(site, 0, dim)["start"]))
     if not any(starts) and not any(steps):

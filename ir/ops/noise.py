@@ -20,6 +20,7 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, local_shape
 from meshwright.ir.layout.nesting import local_split
+from meshwright.ir.layout.samples import samples_on_dp
 from meshwright.ir.ops.pointwise import elementwise
 
 
@@ -93,7 +94,11 @@ def _rows(site: OpSite) -> dict[str, Value]:
     """How many rows each sample has along dim 0."""
     size, batch = site.tensors[site.op.outputs[0]].shape[0], site.axes.get("dp")
     split = isinstance(site.output_layout(0).get("dp"), Shard) and batch and batch.whole
-    return {"per_sample": size // batch.whole} if split and batch else {}
+    if not (split and batch):
+        return {}
+    before = samples_on_dp(site.output_layout(0), site.axes, site.coordinates).before
+    found: dict[str, Value] = {"per_sample": size // batch.whole}
+    return found | ({"first": before} if before else {})
 
 
 def seeded(site: OpSite, form: Form) -> Form:

@@ -1,6 +1,7 @@
 """Which ranks of a plan have a process group together: lines of a mesh, and pairs at a border."""
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from math import prod
 
 from meshwright.ir.errors import PlanError
@@ -70,10 +71,22 @@ def _lines(plan: Plan) -> Iterator[Line]:
                 yield line
 
 
-def side(plan: Plan, stage: int) -> Side:
-    """The given stage at its borders."""
+def side(plan: Plan, stage: int, apart: tuple[str, ...] = ()) -> Side:
+    """The given stage at its borders, for values whose samples are split on axes of `apart`, too:
+    for these the axes belong to dp."""
     found = plan.stages[stage]
-    return Side(found.batch_shares, found.model_size, found.devices)
+    if not apart:
+        return Side(found.batch_shares, found.model_size, found.devices)
+    sizes = {"dp": found.dp} | dict(found.model)
+    order = ["dp", *apart, *(axis for axis in sizes if axis not in ("dp", *apart))]
+    parts = prod([sizes[axis] for axis in apart])
+    devices = [
+        found.devices[sum(at[axis] * _stride(sizes, axis) for axis in sizes)]
+        for place in product(*[range(sizes[axis]) for axis in order])
+        for at in [dict(zip(order, place, strict=True))]
+    ]
+    shares = tuple([share // parts for share in found.batch_shares for _ in range(parts)])
+    return Side(shares, found.model_size // parts, tuple(devices))
 
 
 def border_pairs(plan: Plan, placement: Placement | None = None) -> tuple[Pair, ...]:

@@ -13,6 +13,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.layout.layout import balanced
+from meshwright.ir.layout.samples import share_problem
 from meshwright.ir.plan.bounds import bound_problems
 from meshwright.ir.plan.check_prediction import prediction_problems
 from meshwright.ir.plan.finding import SHOWN, Finding, few, nearest_name
@@ -24,6 +25,7 @@ from meshwright.ir.plan.plan import (
     Stage,
     mesh_size,
 )
+from meshwright.ir.plan.sampled import sample_ranks
 from meshwright.ir.plan.schedule import Schedule, Work, check_schedule
 from meshwright.ir.plan.verify_model import GRAPH_RULES, fitting_layout, mesh_text, model_findings
 
@@ -149,6 +151,21 @@ def _shares(plan: Plan) -> Iterator[Finding]:
         elif sum(shares) != samples:
             message = f"stage {i}: batch shares sum to {sum(shares)}, a micro-batch has {samples}"
             yield Finding("batch_shares", message, fair)
+        else:
+            yield from _apart(plan, i, stage)
+
+
+def _apart(plan: Plan, index: int, stage: Stage) -> Iterator[Finding]:
+    """Ranks that have samples of their own have equally many of a replica's."""
+    axes, ranks = sample_ranks(plan, stage)
+    samples, odd = plan.samples_per_microbatch, [n for n in stage.batch_shares if n % ranks]
+    if odd:
+        near = f"a micro-batch of {-(-samples // (stage.dp * ranks)) * stage.dp * ranks}"
+        if samples % ranks == 0 and samples >= stage.dp * ranks:
+            fair = [ranks * share for share in balanced(samples // ranks, stage.dp)]
+            near = f"shares {few(fair)}"
+        message = f"stage {index}: {share_problem(odd[0], ranks, axes)}"
+        yield Finding("batch_shares", message, near)
 
 
 def _devices(plan: Plan) -> Iterator[Finding]:

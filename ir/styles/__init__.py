@@ -59,9 +59,6 @@ class Style:
     balanced: bool = False
     """With context parallelism each rank has an early and a late part of the sequence, so that
     causal attention is shared out evenly."""
-    samples_on: tuple[str, ...] = ()
-    """Model axes whose ranks have samples of their own where plans of ours split each sample's
-    sequence: attention sends nothing on them."""
     token_to: TokenTo = "rank"
     """What gets an expert's token once: each expert that it picked, each rank of them, or each node
     of them, whose ranks hand it on to one another. `neighbours`: the same, and its experts are

@@ -10,7 +10,6 @@ STYLE = Style(
     variants=("halves",),
     regathers=True,
     balanced=True,
-    samples_on=("ep",),
     token_to="expert",
     kernels=(
         "layer_norm",

@@ -8,7 +8,6 @@ STYLE = Style(
     beside_replicas=True,
     libraries=2024,
     balanced=True,
-    samples_on=("ep",),
     variants=("halves",),
     # A loss that is not compiled adds two
     # float32 temporaries where classes are split (torch.distributed.tensor.parallel.loss): the

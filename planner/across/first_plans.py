@@ -14,7 +14,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.retention import AGAIN
 from meshwright.ir.plan.folded import Fold, fold_of
-from meshwright.ir.plan.plan import ModelMesh
+from meshwright.planner.across.mesh_variants import MeshVariant
 from meshwright.planner.problem.candidates import Choice, recomputable, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import USUAL
@@ -64,9 +64,15 @@ def _drafts(problem: Problem) -> Iterator[_Draft]:
         for count in (counts[:1] if ranks == 1 else ()) + tuple(wanted[:COUNTS]):
             for mesh in meshes(problem, devices // ranks, problem.batch // count):
                 check_time()
-                if not (mesh.variant or mesh.prefetch or mesh.dp_inside) and len(mesh.model) < 2:
+                if _is_simple(mesh):
                     for again in recompute_modes(problem):
                         yield _Draft(ranks, mesh, count, again)
+
+
+def _is_simple(mesh: Mesh) -> bool:
+    """At most one axis inside a replica, or ranks of experts with samples of their own."""
+    plain = not mesh.variant and len(mesh.model) < 2
+    return (plain or mesh.sample_ranks > 1) and not (mesh.prefetch or mesh.dp_inside)
 
 
 def _choice(problem: Problem, draft: _Draft) -> Choice:
@@ -74,7 +80,7 @@ def _choice(problem: Problem, draft: _Draft) -> Choice:
     names = [name for name, chunks in schedules(problem, draft.ranks) if chunks == 1]
     return uniform_choice(
         problem, pp=draft.ranks, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
-        model=mesh.model, zero=mesh.zero, num_microbatches=draft.count,
+        model=mesh.model, variant=mesh.variant, zero=mesh.zero, num_microbatches=draft.count,
         schedule=USUAL if USUAL in names else names[0],
         recompute=AGAIN if draft.again else "none",
     )  # fmt: skip
@@ -85,14 +91,14 @@ class _Guess:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.graph = problem, problem.graph
-        self._costs: dict[tuple[ModelMesh, int], tuple[tuple[BlockCost, int, bool], ...]] = {}
+        self._costs: dict[tuple[MeshVariant, int], tuple[tuple[BlockCost, int, bool], ...]] = {}
 
     def of(self, draft: _Draft) -> tuple[bool, float]:
         """Whether it needs too much memory, and the seconds of a step."""
         mesh, samples = draft.mesh, ceil(self.problem.batch / draft.count / draft.mesh.dp)
         held = busy = worked = 0.0
         sizes = dict[Fold, float]()
-        for cost, number, treated in self._of(mesh.model, samples):
+        for cost, number, treated in self._of(MeshVariant(mesh.model, mesh.variant), samples):
             again = treated and draft.again
             cost = cost.recomputed() if again else cost
             busy += number * (cost.forward_s + cost.backward_s)
@@ -130,12 +136,13 @@ class _Guess:
         ]
         return sum(n for n, trained in sizes if trained) / max(1, sum(n for n, _ in sizes))
 
-    def _of(self, model: ModelMesh, samples: int) -> tuple[tuple[BlockCost, int, bool], ...]:
+    def _of(self, way: MeshVariant, samples: int) -> tuple[tuple[BlockCost, int, bool], ...]:
         """(cost, how many such blocks, whether they can be recomputed) on the slowest device."""
-        if (model, samples) not in self._costs:
+        if (way, samples) not in self._costs:
+            model = way.model
             tables, blocks = self.problem.tables, self.graph.distinct_blocks()
             levels = tables.model_levels(tuple(range(prod(size for _, size in model))), model)
-            layouts = {layout.pattern: layout for layout in self.problem.layouts(model)}
+            layouts = {layout.pattern: layout for layout in self.problem.layouts(*way)}
             again = frozenset(recomputable(self.graph, self.graph.blocks))
             found = []
             for block in blocks:
@@ -151,5 +158,5 @@ class _Guess:
                 slowest = max(each, key=lambda cost: cost.forward_s + cost.backward_s)
                 number = self.graph.pattern_counts[block.pattern]
                 found.append((slowest, number, block.pattern in again))
-            self._costs[model, samples] = tuple(found)
-        return self._costs[model, samples]
+            self._costs[way, samples] = tuple(found)
+        return self._costs[way, samples]

@@ -4,7 +4,7 @@ On the blocks, at the links that a mesh would have, a mesh or layout is left out
 same number of ranks is better in time and in every kind of memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,15 +13,18 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
-from meshwright.planner.across.model_space import divisors, forms
+from meshwright.planner.across.model_space import divisors, expert_forms, forms
 from meshwright.planner.across.spans import Matrix
+from meshwright.planner.decisions.samples import may_own_samples
+from meshwright.planner.inside.variants import own_variants, sample_ranks_of
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
 
 VARIANTS = ("", "fast", "lean")
 """Layouts that are looked at: the usual ones, those of least time, and those that save memory."""
 MOST = 6
-"""Meshes with layouts that are kept, besides those of a single tensor axis."""
+"""Meshes with layouts that are kept, besides those of a single tensor axis; as many in which ranks
+have samples of their own."""
 OPS = 400
 """Ops that are laid out for meshes of other axes: each mesh costs those of all patterns once."""
 DEEP = 40
@@ -63,15 +66,30 @@ def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     legal = _legal(problem, asked)
     found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
-        own = _distinct([(way, _costs(problem, way)) for way in _of(problem, mesh)])
-        if _is_plain(mesh) or mesh in asked:
-            found += own
-        else:
-            found += _undominated(own, found)
-    plain = [way for way, _ in found if _is_plain(way.model) or way.model in asked]
+        found += _worth(problem, _of(problem, mesh), () if _is_free(mesh, asked) else found)
+    for mesh in expert_forms(problem):
+        if mesh not in legal and model_allowed(problem.constraints, mesh):
+            found += _worth(problem, _apart(problem, mesh), found)
+    plain = [way for way, _ in found if _is_free(way.model, asked)]
     others = [item for item in found if item[0] not in plain]
     others.sort(key=lambda item: (float(item[1][0]), item[0]))
-    return (*plain, *(way for way, _ in others[:MOST]))
+    shared, own = (
+        [w for w, _ in others if (sample_ranks_of(*w) > 1) is apart] for apart in (False, True)
+    )
+    return (*plain, *shared[:MOST], *own[:MOST])
+
+
+def _is_free(mesh: ModelMesh, asked: tuple[ModelMesh, ...]) -> bool:
+    """Whether all ways of a mesh are kept that are good for something beside each other."""
+    return _is_plain(mesh) or mesh in asked
+
+
+def _worth(
+    problem: Problem, ways: Iterable[MeshVariant], others: Sequence[tuple[MeshVariant, Matrix]]
+) -> list[tuple[MeshVariant, Matrix]]:
+    """Those that pins leave and none of the `others` beats, with what they cost."""
+    left = [way for way in ways if may_own_samples(problem.constraints, sample_ranks_of(*way))]
+    return _undominated(_distinct([(way, _costs(problem, way)) for way in left]), others)
 
 
 def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
@@ -89,11 +107,18 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
     return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
 
 
-def _of(problem: Problem, mesh: ModelMesh) -> list[MeshVariant]:
-    if not mesh:
-        return [MeshVariant(mesh, "")]
+def _apart(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
+    """Ways in which ranks have samples of their own, which are quick to lay out: of one axis of a
+    mesh there is little to choose."""
+    for name in own_variants(mesh, problem.batch):
+        yield MeshVariant(mesh, name)
+
+
+def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     plain = problem.tables.run_as.variants or VARIANTS
-    return [MeshVariant(mesh, name) for name in (plain if _is_plain(mesh) else VARIANTS[1:2])]
+    for name in ("",) if not mesh else plain if _is_plain(mesh) else VARIANTS[1:2]:
+        yield MeshVariant(mesh, name)
+    yield from _apart(problem, mesh)
 
 
 def _is_plain(mesh: ModelMesh) -> bool:
@@ -101,11 +126,16 @@ def _is_plain(mesh: ModelMesh) -> bool:
 
 
 def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:
-    """Those that are better in something than each one before."""
+    """Those that are better in something than each one before that has as many samples."""
     kept: list[tuple[MeshVariant, Matrix]] = []
     for way, costs in found:
-        if not any(bool((other <= SAME * costs).all()) for _, other in kept):
-            kept = [(w, other) for w, other in kept if not bool((costs <= other).all())]
+        alike = [other for w, other in kept if sample_ranks_of(*w) == sample_ranks_of(*way)]
+        if not any(bool((other <= SAME * costs).all()) for other in alike):
+            kept = [
+                (w, other)
+                for w, other in kept
+                if sample_ranks_of(*w) != sample_ranks_of(*way) or not bool((costs <= other).all())
+            ]
             kept.append((way, costs))
     return kept
 
@@ -115,22 +145,25 @@ def _undominated(
 ) -> list[tuple[MeshVariant, Matrix]]:
     """Those that no other mesh of as many ranks beats."""
 
-    def size(way: MeshVariant) -> int:
-        return prod(n for _, n in way.model)
+    def alike(way: MeshVariant, other: MeshVariant) -> bool:
+        """What a replica needs can be compared for as many ranks and samples."""
+        sizes = [prod(n for _, n in each.model) for each in (way, other)]
+        return sizes[0] == sizes[1] and sample_ranks_of(*way) == sample_ranks_of(*other)
 
     return [
         (way, costs)
         for way, costs in own
-        if not any(size(w) == size(way) and bool((o <= SAME * costs).all()) for w, o in others)
+        if not any(alike(w, way) and bool((o <= SAME * costs).all()) for w, o in others)
     ]
 
 
 def _costs(problem: Problem, way: MeshVariant) -> Matrix:
     """Seconds, then bytes of each kind, per block pattern: for one sample and for several."""
-    width = prod(n for _, n in way.model)
-    most = max(1, problem.batch * width // problem.cluster.num_devices)
-    several = max(d for d in divisors(problem.batch) if d <= min(most, width))
-    return np.concatenate([_at(problem, way, samples) for samples in sorted({1, several})])
+    width, unit = prod(n for _, n in way.model), sample_ranks_of(*way)
+    most = max(unit, problem.batch * width // problem.cluster.num_devices)
+    several = max(d for d in divisors(problem.batch) if d <= max(unit, min(most, width)))
+    several -= several % unit
+    return np.concatenate([_at(problem, way, samples) for samples in sorted({unit, several})])
 
 
 def _at(problem: Problem, way: MeshVariant, samples: int) -> Matrix:

@@ -4,19 +4,22 @@ Bytes are on that line exactly, seconds about; plans are judged by the cost of e
 """
 
 from dataclasses import replace
+from math import prod
 
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.plan.sampled import sampled_axes
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import policy_of
 
 _MANY = 8
-"""Samples at the other end of the line; one at this."""
+"""Times as many samples at the other end of the line as at this, where each rank has one."""
 _More = tuple[float, ...]
 """What a mode changes: seconds, seconds of communication, bytes made again, bytes saved inside, of
 inputs, of outputs."""
+_Ends = tuple[tuple[int, _More], tuple[int, _More]]
 
 
 class ModeCosts:
@@ -24,7 +27,7 @@ class ModeCosts:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._ends: dict[object, tuple[_More, _More]] = {}
+        self._ends: dict[object, _Ends] = {}
 
     def exact(self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str) -> BlockCost:
         """As plans are judged."""
@@ -37,9 +40,8 @@ class ModeCosts:
         """The cost of a block that costs `kept` when it keeps all."""
         if not policy_of(self.problem, block.pattern, mode):
             return kept
-        one, many = self._line(block, layout, spot, mode)
-        most = min(_MANY, self.problem.batch)
-        far = (spot.samples - 1) / max(1, most - 1)
+        (least, one), (most, many) = self._line(block, layout, spot, mode)
+        far = (spot.samples - least) / max(1, most - least)
         more = [near + (end - near) * far for near, end in zip(one, many, strict=True)]
         again_s, talking_s = max(0.0, more[0]), max(0.0, more[1])
         sizes = [round(x) for x in more[2:]]
@@ -55,9 +57,8 @@ class ModeCosts:
             workspace_bytes=kept.workspace_bytes + max(0, sizes[0]),
         )
 
-    def _line(
-        self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str
-    ) -> tuple[_More, _More]:
+    def _line(self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str) -> _Ends:
+        """At the fewest samples, and at many."""
         tensors = self.problem.graph.tensors
         trained = tuple(tensors[name].requires_grad for name in block.inputs)
         key = (
@@ -68,10 +69,11 @@ class ModeCosts:
             spot.device,
         )
         if key not in self._ends:
-            ends = (1, min(_MANY, self.problem.batch))
+            unit = prod([dict(spot.model).get(axis, 1) for axis in sampled_axes(layout)])
+            most = max(unit, min(_MANY * unit, self.problem.batch))
             one, many = (
-                self._more(block, layout, replace(spot, samples=n, dp=1, dp_levels=()), mode)
-                for n in ends
+                (n, self._more(block, layout, replace(spot, samples=n, dp=1, dp_levels=()), mode))
+                for n in (unit, most - most % unit)
             )
             self._ends[key] = one, many
         return self._ends[key]

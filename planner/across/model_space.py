@@ -14,6 +14,8 @@ from meshwright.planner.problem.problem import Problem
 EXPERT_NODES = 8
 """Nodes over which experts alone are split at most: tokens travel once to each rank, and over more
 links than there are experts for a token that saves nothing."""
+TENSOR_BESIDE = 4
+"""Ranks of tensor parallelism at most beside ranks of experts with samples of their own."""
 NODES = 2
 """Model axes in several factors may reach over so many nodes."""
 
@@ -63,6 +65,21 @@ def expert_sizes(problem: Problem) -> tuple[int, ...]:
     most = min(EXPERT_NODES * node, problem.cluster.num_devices, count)
     found = [size for size in _powers(most) if count % size == 0 and 2 * size >= node]
     return tuple(sorted(found, key=lambda size: (size != node, size)))
+
+
+def expert_forms(problem: Problem) -> tuple[ModelMesh, ...]:
+    """Meshes for ranks of experts with samples of their own: a node or more of them, up to
+    `EXPERT_NODES`, of which some ranks of a node may share tensors."""
+    count, node = num_experts(problem.graph), widest_node(problem)
+    most = min(EXPERT_NODES * node, problem.cluster.num_devices)
+    tensor = [tp for tp in tensor_sizes(problem) if tp <= TENSOR_BESIDE]
+    return tuple(
+        model_mesh({"ep": ranks // tp, "tp": tp})
+        for ranks in _powers(most)
+        for tp in tensor
+        if ranks % tp == 0 and ranks // tp > 1 and count % (ranks // tp) == 0
+        if ranks >= min(node, count)
+    )
 
 
 def _ranks(mesh: ModelMesh) -> int:

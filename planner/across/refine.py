@@ -6,6 +6,7 @@ from dataclasses import replace
 from meshwright.planner.across.choice_space import with_shares
 from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.treatments import Treatments
+from meshwright.planner.inside.variants import takes
 from meshwright.planner.problem.candidates import (
     Choice,
     StageChoice,
@@ -102,8 +103,12 @@ def treated(stage: StageChoice, treatment: Treatment) -> StageChoice:
 
 
 def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
-    most = problem.batch // max(stage.dp for stage in choice.stages)
-    counts = [n for n in microbatch_counts(problem) if n <= most]
+    kinds = {(stage.dp, stage.model, stage.variant) for stage in choice.stages}
+    counts = [
+        n
+        for n in microbatch_counts(problem)
+        if all(takes(*kind, problem.batch // n) for kind in kinds)
+    ]
     if choice.num_microbatches in counts:
         at = counts.index(choice.num_microbatches)
         # Shares are of a micro-batch of the other size.

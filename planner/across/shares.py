@@ -9,6 +9,7 @@ from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.copied import copied
 from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.planner.across.balance import Replica, exact_shares
+from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.problem.candidates import StageChoice, modes_of
 from meshwright.planner.problem.problem import Problem
 
@@ -25,11 +26,12 @@ def balanced_shares(
 ) -> tuple[int, ...]:
     """Shares of a micro-batch with which the slowest replica of the stage is as fast as can be.
 
-    Empty, which means as even as can be, where all replicas are on equal devices. `in_flight`:
+    Empty, which means as even as can be, where all replicas are on equal devices, or their ranks
+    have samples of their own. `in_flight`:
     micro-batches whose activations the stage holds at once. Where memory holds no shares at all,
     those that are fastest, for the driver to refuse.
     """
-    if len(problem.tables.devices) == 1:
+    if len(problem.tables.devices) == 1 or sample_ranks_of(stage.model, stage.variant) > 1:
         return ()
     replicas = _replicas(problem, stage)
     if len(set(replicas)) == 1:

@@ -40,6 +40,7 @@ from meshwright.planner.across.stage_tables import Case, StageTables
 from meshwright.planner.bounds.families import PLAIN, families_of, most_stages, step_s
 from meshwright.planner.bounds.frames import Frame, group_sizes
 from meshwright.planner.bounds.rates import BlockRates, Rates, Steady
+from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.problem.space import (
     Mesh,
     divisors,
@@ -429,8 +430,8 @@ class Relaxation:
         """Of one micro-batch."""
         best = np.full(len(self.rates.kinds), np.inf)
         for model, variant in ways(self.problem):
-            width = prod(size for _, size in model)
-            for share in divisors(samples):
+            width, unit = prod(size for _, size in model), sample_ranks_of(model, variant)
+            for share in [n for n in divisors(samples) if n % unit == 0]:
                 spot = BlockSpot(share, 1, model, device, (), ((),) * len(model))
                 spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
                 best = np.minimum(best, spent)

@@ -20,7 +20,16 @@ from meshwright.planner.inside.axis_layout import useful
 from meshwright.planner.inside.candidate_splits import Shards, spread
 from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
 from meshwright.planner.inside.expert_weights import expert_weights
-from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
+from meshwright.planner.inside.factors import (
+    AxisKind,
+    Split,
+    Taken,
+    single_splits,
+    split_strategy,
+    strategies,
+    units,
+    with_together,
+)
 from meshwright.planner.inside.joint import OwnSplits
 from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
 
@@ -58,6 +67,8 @@ class Spreader:
     graph: Graph
     data: DataLayout
     mesh: ModelMesh
+    apart: str = ""
+    """An axis whose ranks have samples of their own: all that has samples is split as on dp."""
 
     @cached_property
     def segments(self) -> tuple[LayoutSegment, ...]:
@@ -129,24 +140,71 @@ class Spreader:
         axis, size = self.mesh[at]
         kind = AxisKind(size, outers=self._outers(at))
         family = "tp" if axis.startswith("tp") else axis
-        key = "axis", kind, family, min(len(self.mesh), MANY)
+        key = "axis", kind, family, min(len(self.mesh), MANY), axis == self.apart
         return self._once(key, lambda: self._axis(kind, axis))
 
     def _axis(self, kind: AxisKind, axis: str) -> AxisSpace:
         splits, shards = self.spread(kind)
         divides = _divides(self.graph, axis)
+        own = self.sampled(kind) if axis == self.apart else {}
         every = {
             op.name: [
                 s
-                for s in strategies(op, self.rules[op.name], self.graph, kind, splits[op.name])
+                for s in own.get(op.name)
+                or strategies(op, self.rules[op.name], self.graph, kind, splits[op.name])
                 if _keeps_whole(op, s, divides) and (len(self.mesh) < MANY or _is_needed(op, s))
             ]
             for op in self.ops
         }
+        if axis == self.apart:
+            borders = {root: dict.fromkeys(kept) for root, kept in self._labels.items()}
+            stored = {name: kept for name, kept in shards.items() if name not in borders}
+            return AxisSpace({n: tuple(s) for n, s in every.items()}, stored | borders, divides)
         kept: dict[str, tuple[Strategy, ...]] = {}
         for segment in self.segments:
             kept |= useful(segment, every, set(), set())
         return AxisSpace(kept, shards, divides)
+
+    def sampled(self, kind: AxisKind) -> dict[str, list[Strategy]]:
+        """Of each op that has samples: that of dp, and what it may bring together inside."""
+        found: dict[str, list[Strategy]] = {}
+        for op in self.ops:
+            data, rule = self._data[op.name], self.rules[op.name]
+            if not any(isinstance(p, Shard) for p in (*data.inputs, *data.outputs)):
+                continue
+            found[op.name] = [data]
+            if rule is None or not rule.together:
+                continue
+            batch = AxisKind(1, self.graph.batch_size)
+            for split in self.data.splits[op.name]:
+                if split_strategy(op, rule, self.graph, split, batch) == data:
+                    found[op.name] += [
+                        split_strategy(op, rule, self.graph, both, kind)
+                        for both in with_together(rule, split, kind)
+                        if both != split and _has_units(rule, both, kind)
+                    ]
+        return found
+
+    @cached_property
+    def _data(self) -> Mapping[str, Strategy]:
+        return self._once(
+            "data", lambda: {n: s for laid in self.data.laid for n, s in laid.strategies.items()}
+        )
+
+    @cached_property
+    def _labels(self) -> Mapping[str, tuple[Shard, ...]]:
+        """How dp splits values between blocks, and within them, by their common name."""
+        return self._once("labels", self._placed_on_dp)
+
+    def _placed_on_dp(self) -> dict[str, tuple[Shard, ...]]:
+        found: dict[str, dict[Shard, None]] = {}
+        for op in self.ops:
+            data = self._data[op.name]
+            sides = zip((*op.inputs, *op.outputs), (*data.inputs, *data.outputs), strict=True)
+            for name, placed in sides:
+                if name and isinstance(placed, Shard):
+                    found.setdefault(self.alias(name), {})[placed] = None
+        return {name: tuple(placed) for name, placed in found.items()}
 
     def _outers(self, at: int) -> tuple[int, ...]:
         """An axis may split inside the parts of any of the others."""
@@ -161,7 +219,14 @@ class Spreader:
         for size in dict.fromkeys(size for _, size in self.mesh):
             for name, own in self.spread(AxisKind(size))[1].items():
                 known.setdefault(name, set()).update((s.dim, s.outer) for s in own)
+        for name, placed in self._labels.items() if self.apart else ():
+            known.setdefault(name, set()).update((s.dim, s.outer) for s in placed)
         return {name: frozenset(own) for name, own in known.items()}
+
+
+def _has_units(rule: Rule, split: Split, kind: AxisKind) -> bool:
+    """Whether each rank has some of what is split, that of samples aside."""
+    return all(kind.admits(units(rule, one)) for one in single_splits(rule, split))
 
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:

@@ -76,7 +76,7 @@ def _reached(rule: Rule, slots: Slots, axis: AxisKind, shards: Shards) -> dict[S
     splits = (
         split_of(rule, dims, shard, axis) for name, dims in slots for shard in shards.get(name, ())
     )
-    return {one: None for split in splits if split for one in with_together(rule, split)}
+    return {one: None for split in splits if split for one in with_together(rule, split, axis)}
 
 
 def _pass_on(rule: Rule, slots: Slots, split: Split, axis: AxisKind, shards: Shards) -> list[str]:

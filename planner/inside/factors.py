@@ -39,6 +39,8 @@ class Split:
     factor: str
     outer: int = 1
     inner: int = 1
+    follow: int = 1
+    """Sections of factors that are split together with this one, and only along runs."""
 
 
 Taken = Mapping[str, Mapping[int, int]]
@@ -98,14 +100,20 @@ def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
     if split.factor not in rule.together:
         return (split,)
     lead, *others = rule.together[split.factor]
-    followers = (Split(f, 1 if f in rule.plain else split.outer) for f in others)
-    return (replace(split, factor=lead), *followers)
+    followers = (Split(f, split.follow if f in rule.plain else split.outer) for f in others)
+    return (replace(split, factor=lead, follow=1), *followers)
 
 
-def with_together(rule: Rule, split: Split) -> tuple[Split, ...]:
+def with_together(rule: Rule, split: Split, axis: AxisKind) -> tuple[Split, ...]:
     """The split, and those of several factors together that it leads."""
-    leads = (name for name, factors in rule.together.items() if factors[0] == split.factor)
-    return (split, *(replace(split, factor=name) for name in sorted(leads)))
+    leads = sorted(name for name, factors in rule.together.items() if factors[0] == split.factor)
+    return (split, *(both for name in leads for both in _following(rule, split, name, axis)))
+
+
+def _following(rule: Rule, split: Split, name: str, axis: AxisKind) -> Iterator[Split]:
+    """The split of several factors: what is cut along runs may lie inside the parts of others."""
+    for follow in axis.outers if name in rule.nested else (1,):
+        yield replace(split, factor=name, follow=follow)
 
 
 def units(rule: Rule, split: Split) -> int:
@@ -144,10 +152,12 @@ def natural_splits(op: Op, rule: Rule, axis: AxisKind, taken: Taken) -> Iterator
     """Every factor as a whole, or inside the parts of other axes."""
     for factor in sorted(rule.split):
         for outer in axis.outers:
-            split = Split(factor, outer)
-            whole = rule.sizes[single_splits(rule, split)[0].factor] % outer == 0
-            if whole and allowed(op, rule, split, axis, taken):
-                yield split
+            together = factor in rule.together
+            found = _following(rule, Split(factor, outer), factor, axis) if together else ()
+            for split in found or (Split(factor, outer),):
+                whole = rule.sizes[single_splits(rule, split)[0].factor] % outer == 0
+                if whole and allowed(op, rule, split, axis, taken):
+                    yield split
 
 
 def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKind) -> Strategy:

@@ -37,12 +37,14 @@ def solve_layouts(
     split_borders: bool = False,
     variant: str = "",
     asked: PlacementRules = NO_RULES,
+    apart: str = "",
 ) -> tuple[BlockLayout, ...]:
-    """One layout per pattern, the prelude first; `asked`: what constraints say of parameters."""
+    """One layout per pattern, the prelude first; `asked`: what constraints say of parameters;
+    `apart`: an axis whose ranks have samples of their own."""
     data = solve_data(graph)
     solved = None
     if model:
-        space = mesh_space(graph, data, model, asked)
+        space = mesh_space(graph, data, model, asked, apart)
         moves = Moves(tuple(size for _, size in model))
         problem = mesh_problem(graph, space, moves, split_borders=split_borders)
         solved = Solved(problem, choose(problem.choices(regime or usual(model))))

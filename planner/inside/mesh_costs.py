@@ -1,5 +1,7 @@
 """What ops, stored tensors and moves of values cost on a mesh at some prices."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,7 @@ from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import RP, R, Shard
-from meshwright.planner.inside.axis_layout import strategy_share
+from meshwright.planner.inside.axis_layout import shard_share, strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
@@ -136,6 +138,19 @@ def _shares(graph: Graph, own: OpSpace, space: MeshSpace, axis: int) -> Floats:
     return np.array(each)[own.picks[:, axis]]
 
 
+def _sent_shares(graph: Graph, own: OpSpace, space: MeshSpace, axis: int) -> Floats:
+    """Per state: what an axis leaves of what the op sends on others. That is of its results, or of
+    its first operand, which a rank may have whole though it has a part of the op's weights."""
+    ranks, name = space.mesh[axis][1], own.op.inputs[0]
+    each = [
+        strategy_share(graph, own.op, replace(s, inputs=(R,) * len(s.inputs)), ranks)
+        if any(isinstance(p, Shard) for p in s.outputs)
+        else shard_share(graph, name, s.inputs[0], ranks)
+        for s in own.found[axis]
+    ]
+    return np.array(each)[own.picks[:, axis]]
+
+
 def _inside(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> tuple[Floats, Floats]:
     """Seconds that the op communicates by itself: while it computes, and alone."""
     beside, alone = np.zeros(len(own.picks)), np.zeros(len(own.picks))
@@ -146,7 +161,7 @@ def _inside(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> tup
         times = np.full(len(own.picks), float(regime.samples))
         for other in range(len(space.mesh)):
             if other != axis:
-                times *= _shares(graph, own, space, other)
+                times *= _sent_shares(graph, own, space, other)
         beside += np.array([i.beside for i in found])[own.picks[:, axis]] * times
         alone += np.array([i.alone for i in found])[own.picks[:, axis]] * times
     return beside, alone

@@ -55,10 +55,15 @@ class MeshSpace:
 
 
 def mesh_space(
-    graph: Graph, data: DataLayout, mesh: ModelMesh, asked: PlacementRules = NO_RULES
+    graph: Graph,
+    data: DataLayout,
+    mesh: ModelMesh,
+    asked: PlacementRules = NO_RULES,
+    apart: str = "",
 ) -> MeshSpace:
-    """The space of a mesh; `asked`: what constraints say of parameters."""
-    spreader = Spreader(graph, data, mesh)
+    """The space of a mesh; `asked`: what constraints say of parameters; `apart`: an axis whose
+    ranks have samples of their own."""
+    spreader = Spreader(graph, data, mesh, apart)
     each = tuple(spreader.axis(at) for at in range(len(mesh)))
     maker = _SpaceMaker(graph, spreader, each)
     stored: dict[str, dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""Strategies on several axes where an op brings parts together inside: it does so on one axis."""
+"""Strategies on several axes where an op brings parts together inside."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ def brought_once(
     rule: Rule, picks: NDArray[np.int64], sides: Sequence[Sequence[Side]]
 ) -> NDArray[np.bool_]:
     """Which combinations (rows of one choice per axis) split factors together on one axis at most,
-    and split them on no other axis."""
+    or on several if they nest, and split them on no other axis."""
     kept = np.ones(len(picks), np.bool_)
-    for lead, *others in rule.together.values():
+    for name, (lead, *others) in rule.together.items():
         leads = _counts(rule, [lead], sides)
         follows = _counts(rule, others, sides)
         both = [a & b for a, b in zip(leads, follows, strict=True)]
         used = _total(both, picks) > 0
-        once = _total(follows, picks) == 1
+        once = _total(follows, picks) == (_total(both, picks) if name in rule.nested else 1)
         if lead not in rule.loose:
             once &= _total(leads, picks) == 1
         kept &= once | ~used

@@ -27,6 +27,28 @@ thousandth is let go."""
 LARGEST_SAMPLES = 8
 LEAN = 4.0
 """Weight of memory of layouts that save it."""
+EXPERTS = "ep"
+"""The axis whose ranks may have samples of their own."""
+OWN = {"own": 0.0, "own-lean": LEAN}
+"""The variants in which they have, with the weight of memory."""
+
+
+def sample_ranks_of(model: ModelMesh, variant: str) -> int:
+    """Returns of how many samples a replica has a multiple in a variant."""
+    return dict(model).get(EXPERTS, 1) if variant in OWN else 1
+
+
+def takes(dp: int, model: ModelMesh, variant: str, samples: int) -> bool:
+    """Returns whether all of so many replicas get some of a micro-batch's samples; equally many,
+    where their ranks have samples of their own."""
+    ranks = sample_ranks_of(model, variant)
+    return dp <= samples and (ranks == 1 or samples % (dp * ranks) == 0)
+
+
+def own_variants(model: ModelMesh, batch_size: int) -> tuple[str, ...]:
+    """Returns the variants of a mesh in which ranks of a replica have samples of their own."""
+    ranks = dict(model).get(EXPERTS, 1)
+    return tuple(OWN) if ranks > 1 and batch_size % ranks == 0 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +70,8 @@ class _Recipe:
     memory: float = 0.0
     split: bool = True
     """Whether values between blocks may be split."""
+    apart: str = ""
+    """An axis whose ranks have samples of their own."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +112,7 @@ class MeshVariants:
                 f"variant {name!r} of layouts is none of {', '.join(map(repr, self._recipes))}; "
                 f"nearest is {near!r}"
             )
-        problem = self._split if recipe.split else self._whole
+        problem = self._apart if recipe.apart else self._split if recipe.split else self._whole
         effort = Effort(gap=CLOSE if len(self.model) > 1 else 0.0)
         chosen = choose(problem.choices(self._regime(recipe)), effort)
         layouts = layouts_of(self.graph, self.data, self.model, Solved(problem, chosen), name)
@@ -110,7 +134,11 @@ class MeshVariants:
             "lean": _Recipe(None, samples=most, memory=LEAN),
             "plain": _Recipe(None, samples=most, split=False),
         }
-        return {name: recipe for name, recipe in found.items() if name != "fast1"}
+        found = {name: recipe for name, recipe in found.items() if name != "fast1"}
+        for name in own_variants(self.model, self.graph.batch_size):
+            ranks = sample_ranks_of(self.model, name)
+            found[name] = _Recipe(None, samples=ranks, memory=OWN[name], apart=EXPERTS)
+        return found
 
     def _regime(self, recipe: _Recipe) -> Regime:
         if recipe.prices is not None:
@@ -140,6 +168,11 @@ class MeshVariants:
     @cached_property
     def _split(self) -> MeshProblem:
         return mesh_problem(self.graph, self._space, self._moves, split_borders=True)
+
+    @cached_property
+    def _apart(self) -> MeshProblem:
+        space = mesh_space(self.graph, self.data, self.model, self.asked, EXPERTS)
+        return mesh_problem(self.graph, space, self._moves, split_borders=True)
 
     @cached_property
     def _whole(self) -> MeshProblem:

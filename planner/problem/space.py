@@ -25,6 +25,7 @@ from meshwright.planner.decisions.recompute import modes
 from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
+from meshwright.planner.inside.variants import sample_ranks_of, takes
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
@@ -114,6 +115,11 @@ class Mesh:
         return prod([size for _, size in self.model])
 
     @cached_property
+    def sample_ranks(self) -> int:
+        """Of how many samples each replica has a multiple."""
+        return sample_ranks_of(self.model, self.variant)
+
+    @cached_property
     def size(self) -> int:
         return self.dp * self.model_size
 
@@ -178,7 +184,7 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     known, key = _of_size.of(problem), (size, problem.constraints)
     if key not in known:
         known[key] = tuple(_meshes(problem, size))
-    return (mesh for mesh in known[key] if mesh.dp <= samples)
+    return (m for m in known[key] if takes(m.dp, m.model, m.variant, samples))
 
 
 def add_way(problem: Problem, way: MeshVariant) -> None:

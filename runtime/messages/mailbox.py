@@ -144,7 +144,8 @@ class Mailbox:
     def _end(self, message: Message, *, at_target: bool) -> tuple[BorderValue, int]:
         """The value as the stage at one end has it, and that stage's samples here."""
         stage = message.border + (at_target is not message.gradient)
-        return self._values[stage, message.value], self._samples[stage]
+        value = self._values[stage, message.value]
+        return value, self._samples[stage] // value.parts
 
     def _buffer(self, message: Message) -> Tensor:
         value, samples = self._end(message, at_target=True)

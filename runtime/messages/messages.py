@@ -108,8 +108,8 @@ def _borders(programs: tuple[StageProgram, ...]) -> Iterator[tuple[int, tuple[Bo
 def _transfers(
     plan: Plan, border: int, values: tuple[BorderValue, ...], gradient: bool
 ) -> Iterator[tuple[str, Transfer]]:
-    sides = side(plan, border), side(plan, border + 1)
     for value in values:
+        sides = side(plan, border, value.apart), side(plan, border + 1, value.apart)
         if gradient and not value.requires_grad:
             continue
         transfers = gradient_transfers if gradient else forward_transfers

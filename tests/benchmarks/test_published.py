@@ -212,14 +212,27 @@ def test_groups_of_experts_are_ranks_of_the_replicas():
     also where there is one group."""
     for group in (4, 16):
         made = mixture(ep=group)
-        (stage,) = plan_of(made, stack_of(made), asked_of(made, stack_of(made))).stages
+        plan = plan_of(made, stack_of(made), asked_of(made, stack_of(made)))
+        (stage,) = plan.stages
         assert (stage.mesh["dp_shard"], stage.mesh["ep"], stage.zero) == (16 // group, group, 1)
         assert set(stage.batch_shares) == {2 * group}
+        (layout,) = {name for name in stage.layouts.values() if "layers" in name}
+        placed = next(x for x in plan.layouts if x.name == layout).inputs[0]
+        assert placed["ep"] == placed["dp"] == "S(0)"
     with pytest.raises(RowError, match="groups of 32 ranks for experts among 16"):
         pins_of(mixture(ep=32))
-    with pytest.raises(RowError, match="whole on ranks of tensor parallelism"):
-        pins_of(mixture(ep=4, tp=2))
-    pins_of(mixture(ep=4, tp=2, etp=2))
+    with pytest.raises(RowError, match="2 of 4 ranks of tensor parallelism share"):
+        pins_of(mixture(ep=4, tp=4, etp=2))
+
+
+def test_ranks_of_tensor_parallelism_have_other_experts_or_parts_of_one():
+    for etp, ep in ((1, 2), (2, 4)):
+        made = mixture(ep=4, tp=2, etp=etp)
+        plan = plan_of(made, stack_of(made), asked_of(made, stack_of(made)))
+        assert (plan.stages[0].mesh["ep"], plan.stages[0].mesh["tp"]) == (ep, 2)
+        stored = {key: axes for x in plan.layouts for key, axes in x.parameters.items()}
+        tp = [axes["tp"] for key, axes in stored.items() if ".experts." in key]
+        assert len(tp) == 2 and all(p.startswith("S(0") is (etp == 1) for p in tp), stored
 
 
 def test_precisions_by_words():

@@ -52,8 +52,8 @@ def pairs_of_all(plan: Plan, classes: Iterable[RankClass]) -> tuple[Pair, ...]:
 def _transfers(plan: Plan, sends: Sent) -> Iterator[tuple[int, str, Transfer]]:
     """(border, value, piece) of values and their gradients."""
     for border in range(len(plan.stages) - 1):
-        left, right = side(plan, border), side(plan, border + 1)
-        for name, value in sends[left.devices[0], border].items():
+        for name, value in sends[plan.stages[border].devices[0], border].items():
+            left, right = (side(plan, stage, value.apart) for stage in (border, border + 1))
             found = list(forward_transfers(value.dp, left, right))
             if value.requires_grad:
                 found += gradient_transfers(value.dp, left, right)
@@ -84,8 +84,8 @@ def _differences(
     if wanted is None:
         yield Finding("transfer", f"{where}, which does not expect it")
         return
-    ours = _numel(made, spans[0], _samples(plan, border, lower))
-    theirs = _numel(wanted, spans[1], _samples(plan, border + 1, upper))
+    ours = _numel(made, spans[0], _samples(plan, border, lower) // made.parts)
+    theirs = _numel(wanted, spans[1], _samples(plan, border + 1, upper) // wanted.parts)
     if (ours, made.dtype) != (theirs, wanted.dtype):
         what = f"{ours} elements of {made.dtype} against {theirs} of {wanted.dtype}"
         yield Finding("transfer", f"{where}: {what}", f"{theirs} of {wanted.dtype}")

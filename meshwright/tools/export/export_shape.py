@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.ir.layout.layout import parse_strategy
+from meshwright.ir.placed.route import travels
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
+from meshwright.ir.plan.sampled import sample_ranks
 
 TOOL_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zbv", "zero_bubble")
 """Schedules that tools have names for."""
@@ -28,7 +31,7 @@ class Shape:
     sequence_parallel: bool
     """Whether layers hand on values that are split along the sequence over tp."""
     samples: int
-    """Of one micro-batch on one replica."""
+    """Of one micro-batch on one replica, or on each of its ranks that has samples of its own."""
     layers: tuple[tuple[int, int], ...]
     """Per stage, first layer and the one after the last; empty if layers are not all alike."""
     odd: tuple[str, ...]
@@ -57,7 +60,7 @@ def shape_of(plan: Plan) -> Shape:
         recompute=_recompute(plan),
         recomputed_layers=_recomputed_layers(plan),
         sequence_parallel=_sequence_parallel(plan),
-        samples=max(max(stage.batch_shares) for stage in plan.stages),
+        samples=max(max(s.batch_shares) // sample_ranks(plan, s)[1] for s in plan.stages),
         layers=_layers(plan),
         odd=tuple(_odd(plan)),
     )
@@ -153,8 +156,22 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield "what single ops keep, make again or move to the host (saved)"
     if plan.schedule.name not in TOOL_SCHEDULES and len(plan.schedule.rows) > 1:
         yield f"the schedule {plan.schedule.name!r}, a table of its own"
+    if any(_routes_over_several(layout) for layout in plan.layouts):
+        yield "experts that lie on several axes: their product is the ep of tools, with etp 1"
     if any(tuple(stage.devices) != tuple(sorted(stage.devices)) for stage in plan.stages):
         yield "devices of a stage in an order of their own"
+
+
+def _routes_over_several(layout: BlockLayout) -> bool:
+    """Whether tokens travel on several axes to the experts of one layer."""
+    strategies = [
+        [parse_strategy(text) for axis, text in texts.items() if axis != "dp"]
+        for texts in layout.ops.values()
+    ]
+    return any(
+        sum(len(s.inputs) > 4 and travels(s) and s.inputs[3] == s.inputs[4] for s in found) > 1
+        for found in strategies
+    )
 
 
 def _mesh_text(stage: Stage) -> str:

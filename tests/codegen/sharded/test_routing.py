@@ -161,8 +161,22 @@ def test_experts_over_one_axis_and_their_width_over_another() -> None:
     check(case, {"ep": tokens}, {"ep": 3})
     width = "R|P R R|P S(1,outer=2) S(2) -> P"
     check(case, {"ep": tokens, "tp": width}, {"ep": 2, "tp": 3})
-    with pytest.raises(PlanError, match="split over ep, tp"):
-        check(case, {"ep": tokens, "tp": tokens}, {"ep": 2, "tp": 2})
+
+
+def test_experts_over_two_axes() -> None:
+    """Tokens that have come on one are sent on along the other, whichever is outside; of three
+    experts the last rank has one."""
+    *tensors, _ = values(8, 6, torch.cat([INDEX, INDEX[:3] + 2]))
+    names = ("hidden", "top_k_index", "top_k_weights", "gate_up", "down")
+    case = Case(EXPERTS, {**dict(zip(names, tensors, strict=True)), "act": "silu"})
+    first, inside = (" ".join([f"S(0{o})"] * 5) + f" -> S(0{o})" for o in ("", ",outer=2"))
+    check(case, {"tp": inside, "ep": first}, {"tp": 2, "ep": 2})
+    check(case, {"ep": inside, "tp": first}, {"ep": 2, "tp": 2})
+    with pytest.raises(PlanError, match="do not nest"):
+        check(case, {"ep": first, "tp": first}, {"ep": 2, "tp": 2})
+    with pytest.raises(PlanError, match="on tp, too, where each rank has all tokens"):
+        whole = "R|P R R|P S(0,outer=2) S(0,outer=2) -> P"
+        check(case, {"tp": whole, "ep": first}, {"tp": 2, "ep": 2})
 
 
 def test_forms_of_experts_are_split_as_their_rule_says() -> None:

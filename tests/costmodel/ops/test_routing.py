@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.routing import FINDING, FINDING_PER_RANK, routed
+from meshwright.costmodel.ops.routing import FINDING, routed
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.testing.spawn import alone
@@ -120,11 +120,10 @@ def test_priced_as_it_runs(dtype, by_kernel):
         (tokens.shape,), tokens.nbytes, True,
     )  # fmt: skip
     time = routed(op, RANKS, DEVICE, by_kernel)
-    small = FINDING + FINDING_PER_RANK * RANKS
     for (nbytes, moves, others), (back_nbytes, back_moves, _) in found:
         assert time.forward_s * RATE == pytest.approx(nbytes, rel=0.02)
         assert time.backward_input_s * RATE == pytest.approx(back_nbytes, rel=0.02)
-        assert time.forward_dispatch_s / DISPATCH_S == pytest.approx(moves + small)
+        assert time.forward_dispatch_s / DISPATCH_S == pytest.approx(moves + FINDING)
         assert time.input_dispatch_s / DISPATCH_S == pytest.approx(back_moves)
-        assert others == small
+        assert others == FINDING
     assert time.source == DEVICE.source and time.band > 0

@@ -7,6 +7,7 @@ import pytest
 from meshwright.ir.layout.layout import RP, Axis, Layout, P, Placement, R, Shard, local_shape
 from meshwright.ir.layout.nesting import dim_runs, local_split, nesting_problem, nests, splits_of
 from meshwright.ir.layout.paths import path
+from meshwright.ir.layout.samples import sample_axes
 
 BATCH = 4
 CASES: dict[str, tuple[int, dict[str, Axis], Layout]] = {
@@ -28,6 +29,13 @@ CASES: dict[str, tuple[int, dict[str, Axis], Layout]] = {
     ),
     "samples inside": (
         24, {"dp": Axis(2, (3, 1), BATCH), "a": Axis(3)}, {"dp": Shard(0, 3), "a": Shard(0)},
+    ),
+    "samples of their own": (
+        24, {"dp": Axis(2, (4, 2), 6), "a": Axis(2)}, {"dp": Shard(0), "a": Shard(0)},
+    ),
+    "samples of their own in sections": (
+        96, {"dp": Axis(2, (8, 4), 12), "a": Axis(2), "b": Axis(2), "c": Axis(2)},
+        {"dp": Shard(0, 2), "a": Shard(0, 2), "b": Shard(0, 24), "c": Shard(0, 2)},
     ),
     "inside of samples' sections": (
         24, {"dp": Axis(3, (1, 2, 1), BATCH), "a": Axis(2)},
@@ -62,7 +70,10 @@ def test_ranks_share_a_dim(name: str) -> None:
 def test_each_axis_is_seen_locally_as_if_alone(name: str) -> None:
     """Cutting what a rank has without the axis, as seen locally, gives what it has with it."""
     size, axes, layout = CASES[name]
+    inside = sample_axes(layout, axes)
     for at, axis in product(places(axes), layout):
+        if (axis == "dp" and inside) or axis in inside[:-1]:
+            continue  # what is inside of them depends on them
         shard = layout[axis]
         assert isinstance(shard, Shard)
         seen = local_split(size, axis, shard, layout, axes, at)
@@ -124,3 +135,17 @@ def test_what_shrinks_comes_first_unless_it_is_in_the_way() -> None:
     assert blocked == (("a", R), ("b", Shard(0)))
     swap = path(shape, {"a": Shard(0), "b": Shard(1)}, {"a": Shard(1), "b": Shard(0)}, axes)
     assert swap == (("a", R), ("b", Shard(0)), ("a", Shard(1)))
+
+
+def test_samples_of_ranks_stay_inside_of_those_of_replicas() -> None:
+    """`dp` changes while no axis splits what it leaves."""
+    axes = {"dp": Axis(2, (4, 4), 8), "a": Axis(2)}
+    both: Layout = {"dp": Shard(0), "a": Shard(0)}
+    for now, wanted in product((both, {"dp": R, "a": R}, {"dp": R, "a": Shard(0)}), repeat=2):
+        state = dict(now)
+        for axis, placement in path((8, 8), now, wanted, axes):
+            assert axis != "dp" or not isinstance(state["a"], Shard)
+            state[axis] = placement
+        assert state == wanted
+    odd = splits_of(both, axes | {"a": Axis(3)})[0]
+    assert "do not nest" in nesting_problem(8, odd)

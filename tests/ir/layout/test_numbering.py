@@ -13,7 +13,7 @@ from meshwright.ir.layout.nesting import nests, tensor_runs
 from meshwright.ir.layout.numbering import Numbering, numbering
 from meshwright.ir.random.strided import filled, span
 
-DP = Axis(2, (3, 1), 4)
+DP, EVEN = Axis(2, (3, 1), 4), Axis(2, (4, 2), 6)
 TWO, THREE = Axis(2), Axis(3)
 S = Shard
 
@@ -60,6 +60,9 @@ def _numbers(found: Numbering, first: int, count: int) -> Tensor:
         ((4, 8, 16), {"dp": S(0), "r": S(2), "c": S(2, 2)}, {"dp": DP, "r": TWO, "c": TWO}),
         ((4, 8, 32), {"r": S(2, 2), "c": S(2, 8), "s": S(1)}, {"r": TWO, "c": TWO, "s": THREE}),
         ((4, 8), {"dp": R, "tp": S(1, 2)}, {"dp": DP, "tp": TWO}),
+        ((6, 8), {"dp": S(0), "ep": S(0)}, {"dp": EVEN, "ep": TWO}),
+        ((5, 24), {"dp": S(1, 2), "ep": S(1, 2)}, {"dp": EVEN, "ep": TWO}),
+        ((24, 5), {"dp": S(0), "cp": S(0, 6), "ep": S(0)}, {"dp": EVEN, "cp": TWO, "ep": TWO}),
     ],
 )
 def test_all_ranks_number_alike(shape, layout, axes):
@@ -72,7 +75,7 @@ def test_all_ranks_number_alike(shape, layout, axes):
         for dim, runs in enumerate(tensor_runs(shape, layout, axes, coordinates)):
             part = torch.cat([part.narrow(dim, *run) for run in runs], dim)
         if isinstance(batch, Shard):
-            samples = DP.whole if axes["dp"].whole == 4 else shape[0]
+            samples = axes["dp"].whole or shape[0]
             first = axes["dp"].span(samples, coordinates["dp"])[0]
         found = numbering(shape, layout, axes, coordinates)
         assert torch.equal(_numbers(found, first, part.numel()).reshape(part.shape), part), found

@@ -1,0 +1,169 @@
+"""Ranks of a replica with samples of their own, against one process in float64: all of a block is
+split as `dp` splits it, and tokens alone travel to the experts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import ModelMesh, Plan
+from meshwright.ir.plan.sampled import sample_ranks
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import usual
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.pins.constraints import placement_rules
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.equality import check_each_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from tests import dropout_jobs
+from tests.codegen.quick import QUICK
+
+EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
+SHARES, PLACED = "shares", "placed"
+"""Of the keys of a choice: samples of each replica, and where experts lie."""
+BOTH = ("place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)")
+TURNED = ("place *.experts.* ep=S(0,outer=2)", "place *.experts.* tp=S(0)")
+ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
+    "replicas": (EP2, {"dp_replicate": 2}),
+    "uneven replicas": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2)}),
+    "alone": (EP4, {"zero": 2, "num_microbatches": 2}),
+    "beside tp": ((*EP2, *TP2), {"zero": 1}),
+    "experts on tp, too": ((*EP2, *TP2), {"zero": 1, PLACED: BOTH}),
+    "experts on tp first": ((*EP2, *TP2), {"zero": 0, PLACED: TURNED, "num_microbatches": 2}),
+    "inside cp": ((*CP2, *EP2), {"zero": 3, "num_microbatches": 2}),
+    "stages": (EP2, {"pp": 2, "zero": 1, "num_microbatches": 2, "recompute": "full"}),
+}
+ON_EIGHT = {
+    "cp and tp": ((*CP2, *EP2, *TP2), {"zero": 2}),
+    "stages": (EP2, {"pp": 2, "dp_shard": 2, "num_microbatches": 2, "schedule": "zero_bubble"}),
+    "stages of other replicas": (EP2, {"pp": 3, "zero": 1, "stage_dp": (2, 1, 1)}),
+}
+
+
+@cache
+def traced() -> Graph:
+    case = CASES["mixtral"]
+    return trace(case.model(), case.example(8), case.loss_fn)
+
+
+def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
+    graph = traced()
+    said = {n: value for n, value in choice.items() if n not in (SHARES, PLACED)}
+    problem = make_problem(
+        graph, Cluster.local(world), precision="fp64", optimizer="adam",
+        constraints=choice.get(PLACED, ()),
+    )  # fmt: skip
+    rules = placement_rules(problem.constraints, graph)
+    layouts = solve_layouts(
+        graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep", asked=rules
+    )
+    problem.keep_layouts(mesh, "", layouts)
+    chosen = uniform_choice(problem, model=mesh, **said)
+    shares = choice.get(SHARES, ())
+    chosen = replace(chosen, stages=tuple(replace(s, shares=shares) for s in chosen.stages))
+    return build_plan(problem, chosen, predict=False)
+
+
+@pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT)])
+def test_training_is_that_of_one_process(
+    world: int, plans: dict[str, tuple[ModelMesh, dict[str, Any]]]
+) -> None:
+    made = {name: _plan(world, mesh, choice) for name, (mesh, choice) in plans.items()}
+    for name, plan in made.items():
+        for stored in (
+            axes for x in plan.layouts for k, axes in x.parameters.items() if ".exp" in k
+        ):
+            for place in plans[name][1].get(PLACED, ()):
+                axis, placement = place.split()[-1].split("=", 1)
+                assert stored[axis] == placement, (name, stored)
+        assert sample_ranks(plan, plan.stages[0]) == (("ep",), dict(plan.stages[0].model)["ep"])
+        assert not [f for f in plan.verify(traced()) if f.severity == "error"], name
+    found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])
+    for name, difference in zip(made, found, strict=True):
+        assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
+
+
+def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> None:
+    plan = _plan(4, EP2, {"dp_shard": 2, SHARES: (5, 3)})
+    (found,) = plan.verify(traced())
+    assert found.rule == "batch_shares" and found.nearest == "shares [4, 4]"
+    assert "5 samples of a replica do not divide among the 2 ranks of ep" in found.message
+    few = _plan(4, EP4, {"num_microbatches": 4})
+    (found,) = [f for f in few.verify(traced()) if f.rule == "batch_shares"]
+    assert found.nearest == "a micro-batch of 4"
+
+
+class Noisy(nn.Module):
+    """Statistics of the batch, noise of whole channels, and an op drawn sample by sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout2d(0.4)
+        self.head = nn.Linear(4 * 16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.drop(self.norm(self.into(x)).relu())
+        made = made + 0.1 * torch.poisson(made.detach().abs())
+        rows = torch.arange(len(x), device=x.device)
+        return functional.dropout(self.head(made.flatten(1)), 0.3) + made[rows, 0, 0, :1]
+
+
+def _images(seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(8, 2, 4, 4, dtype=torch.float64, generator=draw)
+    return images, torch.randint(8, (8,), generator=draw)
+
+
+def _noisy() -> nn.Module:
+    torch.manual_seed(0)
+    return Noisy().double().train()
+
+
+Job = tuple[Callable[[], nn.Module], Callable[[int], Any], Plan, Graph, Any]
+
+
+def _losses(jobs: list[Job]) -> list[list[float]]:
+    found = []
+    for build, batch, plan, graph, loss_fn in jobs:
+        job = compile_job(
+            build(), plan, graph=graph, optimizer="sgd", lr=0.1, seed=3, loss_fn=loss_fn
+        )
+        found.append([float(job.step(batch(i))) for i in range(3)])
+        job.close()
+    return found
+
+
+def test_what_is_drawn_and_batch_statistics_are_those_of_one_process() -> None:
+    """Dropout of elements, attention and channels, an op drawn by samples, batch-norm, and indexing
+    along samples."""
+    models: tuple[Any, ...] = (
+        (dropout_jobs.build, dropout_jobs.batch, None, 2),
+        (_noisy, _images, functional.cross_entropy, 1),
+    )
+    jobs: dict[int, list[Job]] = {1: [], 4: []}
+    for build, batch, loss_fn, count in models:
+        graph = trace(build(), batch(0), loss_fn)
+        for world, (mesh, choice) in {1: ((), {}), 4: (EP2, {"dp_replicate": 2})}.items():
+            problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="sgd")
+            layouts = solve_layouts(graph, mesh, usual(mesh, QUICK), split_borders=True, apart="ep")
+            problem.keep_layouts(mesh, "", layouts)
+            chosen = uniform_choice(problem, model=mesh, num_microbatches=count, **choice)
+            plan = build_plan(problem, chosen, predict=False)
+            assert sample_ranks(plan, plan.stages[0])[1] == (2 if mesh else 1)
+            jobs[world].append((build, batch, plan, graph, loss_fn))
+    (wanted,) = run_ranks(1, _losses, jobs[1])
+    for found in run_ranks(4, _losses, jobs[4]):
+        for own, others in zip(found, wanted, strict=True):
+            assert own == pytest.approx(others, rel=1e-9)
