@@ -11,7 +11,7 @@ README = Path(__file__).parent.parent / "README.md"
 _SHOWN = 3
 """Alternatives that the README shows, the first ones."""
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-_PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```\n).*?(^```$)", re.M | re.S)
+_PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```text\n).*?(^```$)", re.M | re.S)
 
 
 def printed() -> str:
