@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # torch again, for 6 s, where the shell forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo docs notebooks rivals gpu test tests lint clean
+.PHONY: setup demo docs notebooks rivals gpu test tests test-all lint clean
 
 setup: $(READY)
 
@@ -57,6 +57,10 @@ test: $(READY)
 
 tests: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations 20
+
+# Every case of tests that are marked `sampled`; a third of them runs otherwise.
+test-all: $(READY)
+	$(BIN)/pytest -q -n 2 --dist worksteal --durations 20 --all-cases
 
 clean:
 	rm -rf .venv demo-run

@@ -6,15 +6,14 @@ Forms written by hand, and what the planner chooses on every mesh of 64 devices.
 layouts by the walk that the cost model prices, which tests compare with what generated code sends.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from pathlib import Path
 
 import torch
 
+from benchmarks.printed import print_page
 from meshwright.costmodel.block.block import summary, walk_block
 from meshwright.costmodel.block.price_ops import GraphFacts, PricedMove, StageSite
 from meshwright.costmodel.comm.comm import Level
@@ -217,13 +216,7 @@ def report() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report()
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 import os
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.sampled import ALL_CASES, picked
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
@@ -29,7 +32,39 @@ settings.register_profile("shared cores", deadline=None)
 settings.load_profile("shared cores")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases", action="store_true",
+        help="run every case of tests that are marked `sampled`, as `make test-all` does",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all-cases"):
+        os.environ[ALL_CASES] = "1"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_gpus(items)
+    _leave_out_cases(config, items)
+
+
+def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name."""
+    if ALL_CASES in os.environ or any("::" in argument for argument in config.args):
+        return
+    by_test = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            by_test[item.nodeid.split("[")[0]].append(item.nodeid)
+    kept = {case for cases in by_test.values() for case in picked(cases)}
+    left = [i for i in items if i.get_closest_marker("sampled") and i.nodeid not in kept]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
+
+
+def _leave_out_gpus(items: list[pytest.Item]) -> None:
     """What is marked `gpu` is left out where there is none, and says so."""
     found = [item for item in items if item.get_closest_marker("gpu")]
     if why := _why_no_gpu() if found else "":

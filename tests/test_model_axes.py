@@ -34,6 +34,7 @@ PLANS: dict[str, tuple[tuple[Part, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PLANS)
 def test_parallel_run_equals_the_single_process(name: str) -> None:
     parts, options = PLANS[name]

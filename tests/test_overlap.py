@@ -32,6 +32,7 @@ from tests.planner.problems import cluster, problem
 LEVELS = OVERLAPS[1:]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("model", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_equal_one_process(model: str, level: str) -> None:
@@ -41,6 +42,7 @@ def test_levels_equal_one_process(model: str, level: str) -> None:
     assert difference.worst_of_both <= 1e-9, str(difference)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "choice",
     [

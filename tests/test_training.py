@@ -159,6 +159,7 @@ def test_dapples_fifteen_to_one():
     assert difference.worst_of_both <= 1e-9, str(difference)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_that_search_returns_runs_and_is_equal(name):
     case = CASES[name]

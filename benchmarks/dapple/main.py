@@ -6,7 +6,6 @@ PROFILES_DIR holds `profiling_results/*.txt` of github.com/AlibabaPAI/DAPPLE. Al
 the same graph, plan and `estimate` as those of traced models.
 """
 
-import argparse
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -26,6 +25,7 @@ from benchmarks.dapple.setup import (
     read,
     speedup,
 )
+from benchmarks.printed import print_page
 from meshwright.costmodel.comm.comm import collective_time, group_levels
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Plan
@@ -222,11 +222,4 @@ def report(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("profiles", type=Path)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report(options.profiles)
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report, "profiles")

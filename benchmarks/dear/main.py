@@ -3,11 +3,9 @@
 python -m benchmarks.dear [-o docs/results/dear.md]
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
 from statistics import median
 
 from benchmarks.dear.models import MODELS, Model, Timed, timed
@@ -19,6 +17,7 @@ from benchmarks.dear.schedules import (
     merged_by_wait,
     reduced_step,
 )
+from benchmarks.printed import print_page
 
 NETWORKS = ("10GbE", "IB")
 BUCKET_BYTES = 25e6
@@ -200,10 +199,4 @@ def report() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report()
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report)

@@ -6,7 +6,6 @@ TABLE.json: `nvidia_dle_data_parallel`, transcribed from the READMEs of NVIDIA/D
 Unlike `benchmarks.published`, everything goes the way of a user's model: trace, plan, estimate.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.printed import print_page
 from benchmarks.published.models import (
     SSD300,
     Pretraining,
@@ -290,14 +290,7 @@ def summary(errors: Sequence[float], what: str = "numbers") -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report(options.table)
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report, "table")
 
 
 if __name__ == "__main__":

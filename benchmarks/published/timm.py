@@ -6,7 +6,6 @@ tables/timm.csv has the rows and their source. Everything goes the way of a user
 plan, estimate.
 """
 
-import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks.printed import print_page
 from benchmarks.published.ddp import summary
 from benchmarks.published.models import VGG, Logits, ResNet
 from meshwright.ir.cluster.cluster import Cluster
@@ -191,13 +191,7 @@ def _summed(errors: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report()
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report)
 
 
 if __name__ == "__main__":

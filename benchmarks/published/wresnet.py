@@ -6,7 +6,6 @@ TABLE.json: `alpa_osdi22_v100`, the rows with Wide-ResNet whose layout is given.
 `benchmarks.published.ddp` everything goes the way of a user's model: trace, plan, estimate.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.printed import print_page
 from benchmarks.published.ddp import read, summary
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
@@ -193,14 +193,7 @@ def report(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
-    text = report(options.table)
-    print(text)
-    if options.output:
-        options.output.write_text(text)
+    print_page(__doc__, report, "table")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.forms.arriving import ArrivingSums
 from meshwright.forms.running import Held, Lines, Peers, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
@@ -157,9 +158,8 @@ class ShardedGradients(SyncRun):
         self._lines, self._peers, self._make = lines, peers, make
         self._buckets = [make(group, lines, peers) for group in groups]
         self._shards = [_shards(bucket) for bucket in self._buckets]
-        self._works: list[tuple[int, Tensor, Waitable]] = []
-        self._sums: dict[int, Tensor] = {}
-        """Buckets whose gradients have come: this rank's part."""
+        self._arriving = ArrivingSums[int]()
+        """Of buckets' gradients: this rank's part."""
         self._copies: dict[int, list[Slot]] = {}
         """Parameters that blocks read copies of, by the call that is the last to add gradients."""
         for slot in (slot for group in groups for slot in group if slot.is_copy):
@@ -191,14 +191,14 @@ class ShardedGradients(SyncRun):
         for bucket, shards in zip(self._buckets, self._shards, strict=True):
             for slot, shard in zip(bucket.slots, shards, strict=True):
                 slot.whole.grad = shard.grad = None
-        self._sums.clear()
+        self._arriving.clear()
         self._added.clear()
         self._told.clear()
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         if call > self._opened:
             # What the backward before this forward left has had the time of a block.
-            self._collect(keep=0)
+            self._arriving.collect(keep=0)
         self._opened = call
 
     before_backward = before_forward
@@ -218,10 +218,10 @@ class ShardedGradients(SyncRun):
                 self._added[slot], slot.whole.grad = total.to(slot.summed), None
 
     def _start(self, index: int) -> None:
-        self._collect(keep=1)
+        self._arriving.collect(keep=1)
         bucket = self._buckets[index]
         flat, work = bucket.scatter([self._gradient(slot) for slot in bucket.slots])
-        self._works.append((index, flat, work))
+        self._arriving.send(index, flat, work)
         for slot in bucket.slots:
             slot.whole.grad = None
 
@@ -232,27 +232,16 @@ class ShardedGradients(SyncRun):
             return own if before is None else before
         return before.add_(own)
 
-    def _collect(self, keep: int) -> None:
-        """Adds up what has arrived, all but the newest `keep`, which may still be on its way."""
-        while len(self._works) > keep:
-            index, flat, work = self._works.pop(0)
-            work.wait()
-            if index in self._sums:
-                self._sums[index] += flat
-            else:
-                self._sums[index] = flat
-
     def finish(self) -> None:
-        started = {*self._sums, *self._told, *(index for index, _, _ in self._works)}
         for index in range(len(self._buckets)):
-            if index not in started:
+            if index not in self._told and index not in self._arriving:
                 self._start(index)
         self._deliver_all()
 
     def _deliver_all(self) -> None:
-        self._collect(keep=0)
-        for index in list(self._sums):
-            self._deliver(index, self._sums.pop(index))
+        self._arriving.collect(keep=0)
+        for index, flat in self._arriving.take():
+            self._deliver(index, flat)
 
     def _deliver(self, index: int, flat: Tensor) -> None:
         """The summed flat shard becomes the shards' gradients."""
@@ -282,11 +271,11 @@ class ShardedOptimizer(ShardedGradients):
         """Buckets go once in a step; those that copies of a shard sum too are whole at its end."""
         if self._lines.copies.size > 1:
             return ()
-        found = dict(self._sums)
-        self._sums.clear()
-        for index, flat in found.items():
-            self._told.add(index)
+        found = []
+        for index, flat in self._arriving.take():
+            found.append(index)
             self._deliver(index, flat)
+        self._told.update(found)
         return [shard for index in found for shard in self._shards[index]]
 
     def _deliver(self, index: int, flat: Tensor) -> None:

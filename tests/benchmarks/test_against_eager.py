@@ -13,6 +13,7 @@ from benchmarks.against_eager import (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_calls_no_more_operators_than_plain_pytorch(case: HotCase) -> None:
     """The count is the same every time, where times on a shared machine are not."""

@@ -35,6 +35,7 @@ def compare(name: str, tp: int, shares: tuple[int, ...], count: int, tolerance: 
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_the_trivial_plan_is_the_model_to_the_bit(name: str) -> None:
     compare(name, 1, (CASES[name].batch_size,), 1, ROUNDED.get(name, 0.0))

@@ -93,6 +93,7 @@ def test_seconds_and_bytes_of_three_axes_by_hand() -> None:
     assert cost.workspace_bytes == 2 * tokens + weight + bias
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -75,6 +75,7 @@ def check(of_bags: dict[str, Any], kind: str, forms: str, **how: Any) -> None:
     assert_equal(found, alone(plain, of_bags, kind, plan.optimizer))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("of_bags", "kind", "forms"),
     [({"mode": "sum"}, "weighted", "dense"), ({"mode": "sum"}, "weighted", "packed"),

@@ -25,6 +25,7 @@ LINK = 20e6
 """Bytes per second: rows are on their way for a while."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("ranks", "prefetch"), [(1, 0), (1, 2), (1, 3), (2, 1), (3, 2)])
 def test_training_is_that_of_one_process_without(ranks: int, prefetch: int) -> None:
     """From as few slots as the largest batch takes to all rows, 203 and 50 of them."""

@@ -70,6 +70,7 @@ SHARED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sizes", ALONE)
 @pytest.mark.parametrize("rate", [None, SHAPE])
 @pytest.mark.parametrize("precision", ["fp64", EXACT])
@@ -92,6 +93,7 @@ COPIED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks, sizes, store, ahead", COPIED, ids=str)
 def test_copies_that_the_host_makes_train_as_one_process(ranks, sizes, store, ahead) -> None:
     plan = on_host(problem(ranks, precision=EXACT), FormChoice(form=store), **sizes)
@@ -107,6 +109,7 @@ FETCHED: list[tuple[int, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("ranks, sizes", FETCHED, ids=str)
 def test_parameters_that_come_block_by_block_train_as_one_process(ranks, sizes, ahead) -> None:
@@ -117,6 +120,7 @@ def test_parameters_that_come_block_by_block_train_as_one_process(ranks, sizes, 
         assert difference(plan) <= 1e-10
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bucket_bytes", [2**12, 2**24])
 @pytest.mark.parametrize("sizes", SHARED, ids=str)
 def test_ranks_train_as_one_process(
@@ -170,6 +174,7 @@ PARTS: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision, ahead", [("fp64", 0), ("fp64", 2), (EXACT, 1)])
 @pytest.mark.parametrize("ranks, sizes", PARTS, ids=str)
 def test_parts_that_the_host_steps_train_as_one_process(ranks, sizes, precision, ahead) -> None:
@@ -191,6 +196,7 @@ MEASURED: list[tuple[int, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks, sizes, precision", MEASURED, ids=str)
 def test_memory_of_the_device_is_what_is_tracked(
     ranks: int, sizes: dict[str, Any], precision: str

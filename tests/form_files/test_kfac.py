@@ -74,6 +74,7 @@ def errors(plan: Plan, case: str = "layers") -> list[Any]:
             *update_findings(plan, graph_of(case))]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SIZES)
 def test_it_equals_one_process(name: str) -> None:
     """With a running mean, inverses of every other step, and micro-batches."""

@@ -19,6 +19,7 @@ from tests.form_files.owners import job_of, plan_of, trained
 from tests.form_files.words import STEPS, WIDTH, assert_equal, batch, model, plain
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("ranks", "optimizer", "known"),
     [(1, "sgd", "all"), (2, "adamw", "all"), (2, "sgd", "some"), (2, "adamw", "none"),

@@ -30,6 +30,7 @@ from tests.form_files.words import (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("known", ["all", "none", "some", "read"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_training_is_that_of_one_process(known: str, optimizer: str) -> None:

@@ -57,6 +57,7 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     return losses, state
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("ranks", "optimizer", "clip"),
     [(1, "sgd", None), (2, "adamw", 0.5), (3, "adagrad", None), (4, "sgd", 0.1),

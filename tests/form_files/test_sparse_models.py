@@ -65,6 +65,7 @@ def forms_of(plan: Plan) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "ranks", "pins"),
     [("recommender", 4, ("dp=2", "tp=2")), ("recommender", 4, ("dp=2", "pp=2")),

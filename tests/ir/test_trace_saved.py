@@ -50,6 +50,7 @@ def kept_by_graph(graph: Graph) -> int:
 _OTHER = {("mixtral", torch.float64), ("mixtral", torch.float32), ("gnmt", torch.float32)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(n, d) for n in sorted(CASES) for d in (torch.float64, torch.float32) if (n, d) not in _OTHER],

@@ -46,6 +46,7 @@ def splits(op: Op, rule: Rule | None, graph: Graph, axis: AxisKind = TWO) -> set
     return {str(split_strategy(op, rule, graph, split, axis)) for split in found}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_of_known_ops_known_splits_are_found_or_other_right_ones(name: str) -> None:
     case = CASES[name]

@@ -100,6 +100,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "mesh"), RUN)
 def test_every_variant_is_legal_and_computes_the_model(name: str, mesh: str) -> None:
     case, model, graph = traced(name)

@@ -79,6 +79,7 @@ def _check_every(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], size
     assert len(done) > 10
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_strategy_computes_the_op(name: str, size: int) -> None:

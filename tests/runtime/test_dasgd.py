@@ -229,6 +229,7 @@ def _broken(plan: Plan, folder: str, at: int) -> Found:
     return losses, state
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [3, 5])
 @pytest.mark.parametrize("sizes", [{}, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}])
 def test_a_run_that_goes_on_is_the_same_run(sizes: dict[str, int], at: int, tmp_path: Any) -> None:

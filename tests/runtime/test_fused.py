@@ -32,6 +32,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "asked"), PLANS, ids=lambda value: str(value))
 def test_equal_to_the_model_as_written(name, asked):
     graph = graph_of(name)
@@ -57,6 +58,7 @@ def test_buckets_of_a_kernel_are_those_without(zero):
     assert found.worst_of_both <= 1e-9, found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("optimizer", "asked"),
     [

@@ -79,6 +79,7 @@ def test_fused_kernels() -> None:
         assert each.worst_of_both <= 1e-9, str(each)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variant", "name"),
     [("parameters", "offload"), ("parameters", "recompute"), ("gradients", "selective"),

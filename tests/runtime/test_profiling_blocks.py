@@ -40,6 +40,7 @@ def _measured(graph: Graph, tasks: list[BlockTask]) -> list[BlockRecord]:
     return [measure_block(graph, task, CPU, budget_s=0.005) for task in tasks]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_every_block_of_every_model(name: str) -> None:
     problem = problem_of(name)

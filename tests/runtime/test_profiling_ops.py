@@ -38,6 +38,7 @@ def _measured(tasks: list[OpTask]) -> list[OpRecord]:
     return [measure_op(task, CPU, budget_s=0.0) for task in tasks]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_ops_of_every_model(name: str) -> None:
     # One of each op, operand count and dtype: others differ in sizes only.

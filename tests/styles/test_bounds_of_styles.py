@@ -16,6 +16,7 @@ SHARDS = [(4, 0), (1, 1), (2, 1), (2, 3), (1, 3)]
 """Replicas of shards, and what is sharded, on four devices."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in STYLES if changes_exchanges(style(n))])
 def test_no_plan_beats_the_bound(name: str) -> None:
     cluster = Cluster.preset("h100-sxm", num_nodes=2, devices_per_node=2, network="ethernet-25g")

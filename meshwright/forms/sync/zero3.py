@@ -4,14 +4,12 @@ gradients go after every backward, to the ranks that store their rows."""
 from collections.abc import Sequence
 from typing import cast
 
-from torch import Tensor
-
+from meshwright.forms.arriving import ArrivingSums
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Hold, Send
 from meshwright.forms.flat import sum_over_copies
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.storage.shards import Shards, ShardUnit
-from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
 
@@ -45,13 +43,11 @@ class _Scattered(SyncRun):
     def __init__(self, store: Shards, lines: Lines) -> None:
         self._lines, self.held = lines, store.held
         self._units = [unit for unit in store.units if unit.is_trained]
-        self._sums: dict[ShardUnit, Tensor] = {}
-        """Of what has arrived in this step: this rank's part."""
-        self._works: list[tuple[ShardUnit, Tensor, Waitable]] = []
+        self._arriving = ArrivingSums[ShardUnit]()
         self._opened = 0
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        self._sums.clear()
+        self._arriving.clear()
         for unit in self._units:
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True):
                 slot.whole.grad = shard.grad = None
@@ -59,7 +55,7 @@ class _Scattered(SyncRun):
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         if call > self._opened:
             # What the backward before this forward left has had the time of a block.
-            self._collect(keep=0)
+            self._arriving.collect(keep=0)
         self._opened = call
 
     before_backward = before_forward
@@ -68,25 +64,15 @@ class _Scattered(SyncRun):
         for unit in self._units:
             bucket = unit.bucket
             if bucket.owner == call:
-                self._collect(keep=1)
+                self._arriving.collect(keep=1)
                 flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
-                self._works.append((unit, flat, work))
+                self._arriving.send(unit, flat, work)
                 for slot in bucket.slots:
                     slot.whole.grad = None
 
-    def _collect(self, keep: int) -> None:
-        while len(self._works) > keep:
-            unit, flat, work = self._works.pop(0)
-            work.wait()
-            if unit in self._sums:
-                self._sums[unit] += flat
-            else:
-                self._sums[unit] = flat
-
     def finish(self) -> None:
-        self._collect(keep=0)
-        for unit in list(self._sums):
-            flat = self._sums.pop(unit)
+        self._arriving.collect(keep=0)
+        for unit, flat in self._arriving.take():
             sum_over_copies(flat, self._lines)
             for shard, view in zip(unit.shards, unit.bucket.views(flat), strict=True):
                 shard.grad = view.to(shard.dtype)

@@ -32,6 +32,7 @@ EQUAL = [
 """What was wrong, each under the layouts that it was wrong under."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "layouts"), EQUAL)
 def test_equal_to_one_process(name: str, layouts: tuple[str, ...]) -> None:
     for result in attack(name, layouts):
@@ -95,6 +96,7 @@ def losses(name: str, plan: Plan, graph: Graph, batches: list[Any]) -> list[floa
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["returning", "two_heads_deep", "recurring", "tied"])
 def test_search_gives_a_parameter_one_placement(name: str) -> None:
     graph, batches = traced(name)

@@ -28,6 +28,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 ALL = ("x2", "dp2", "zero3", "recompute", "tp2", "pp2", "pp2_tp2")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [

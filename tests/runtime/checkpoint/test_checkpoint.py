@@ -59,6 +59,7 @@ def _reference():
     return losses, {name: p.detach() for name, p in chain.named_parameters()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("target", PLANS)
 @pytest.mark.parametrize("source", PLANS)
 def test_any_plan_goes_on_from_any_other(source, target, tmp_path):

@@ -83,6 +83,7 @@ def traced(name: str) -> Graph:
     return trace(case.model(), case.example(8), case.loss_fn)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RUNS)
 def test_training_stays_the_same(name: str) -> None:
     run = RUNS[name]

@@ -29,6 +29,7 @@ def check(chain, plan, clip=None):
         torch.testing.assert_close(results[0][1][name], value, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("mesh", [(1, 4), (2, 2), (4, 1)], ids=str)
@@ -41,6 +42,7 @@ def test_data_parallel(zero, mesh, recompute):
     check(Chain(4), plan_of((only,), gpipe(1, 2), 2), clip=0.5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", [gpipe, split_gpipe])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -73,6 +75,7 @@ def test_one_process():
     check(Chain(4), plan_of((only,), split_gpipe(1, 4), 4))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("zeros", [(0, 0), (1, 0), (3, 3), (2, 3), (0, 3)], ids=str)
 @pytest.mark.parametrize(
     "shares", [((3, 2, 1), (6,)), ((6,), (1, 2, 3)), ((4, 2), (1, 2, 3))], ids=str

@@ -66,6 +66,7 @@ def test_256_ranks_in_one_process():
     assert all(rank.memory.peak_bytes > rank.memory.parameters_bytes > 0 for rank in done.ranks)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "asked",
     [
