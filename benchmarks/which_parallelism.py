@@ -25,7 +25,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.show import seconds, size
+from meshwright.ir.plan.show import seconds
+from meshwright.ir.text.units import size
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import search

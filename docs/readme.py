@@ -11,7 +11,7 @@ README = Path(__file__).parent.parent / "README.md"
 _SHOWN = 3
 """Alternatives that the README shows, the first ones."""
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-_PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```\n).*?(^```$)", re.M | re.S)
+_PRINTED = re.compile(r"(The code above prints[^\n]*\n\n```text\n).*?(^```$)", re.M | re.S)
 
 
 def printed() -> str:
@@ -26,7 +26,9 @@ def printed() -> str:
         finally:
             os.chdir(here)
     lines = [line.rstrip() for line in said.getvalue().splitlines() if line.strip()]
-    rows = [i for i, line in enumerate(lines) if re.search(r"\d [kMG]?B  .*(slower|faster)", line)]
+    rows = [
+        i for i, line in enumerate(lines) if re.search(r"\d (?:[KMGT]i)?B  .*(slower|faster)", line)
+    ]
     end = next(i for i in range(rows[-1] + 1, len(lines)) if not lines[i].startswith(" "))
     cut = rows[_SHOWN] if len(rows) > _SHOWN else end
     return "\n".join([*lines[:cut], *lines[end:]]) + "\n"

@@ -27,12 +27,13 @@ from meshwright.ir.plan.show import render
 from meshwright.ir.profile import measured
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.text.units import size
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.search.search import search
 from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile
-from meshwright.running.display import MIB, ShownStep, read_records, recording
+from meshwright.running.display import ShownStep, read_records, recording
 from meshwright.running.launch import where
 from meshwright.running.ranks import run_ranks
 from meshwright.runtime.job.compile import compile as compile_job
@@ -190,8 +191,8 @@ def _predictions(plan: Plan, parallel: list[ShownStep], alone: list[ShownStep]) 
     expected = max(memory.used_bytes - memory.parameters_bytes for memory in memories)
     table.add_row(
         "memory that training adds, worst rank",
-        f"{expected / MIB:,.0f} MiB",
-        f"{added / MIB:,.0f} MiB",
+        size(expected),
+        size(added),
         f"{expected / added - 1:+.0%}",
     )
     single_s = statistics.median(record.step_s for record in alone[2:])

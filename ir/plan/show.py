@@ -16,6 +16,7 @@ from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.predicted import Evidence, Prediction
 from meshwright.ir.styles import style
 from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.text.units import size, size_unit
 
 MEMORY_CATEGORIES = {
     "parameters": "params", "gradients": "grads", "optimizer": "optim.",
@@ -46,19 +47,6 @@ def seconds(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value / 1e-6:.2g} us"
-
-
-def size(value: float) -> str:
-    """`1.5 GB` and the like, in powers of ten."""
-    unit, scale = _unit(value)
-    return f"{value / scale:.3g} {unit}" if scale > 1 else f"{value:.0f} B"
-
-
-def _unit(value: float) -> tuple[str, float]:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= scale:
-            return unit, scale
-    return "B", 1.0
 
 
 def render(plan: Plan) -> RenderableType:
@@ -321,7 +309,7 @@ def _memory(plan: Plan) -> Table:
     predicted = plan.predicted
     assert predicted
     memories = [stage.memory for stage in predicted.stages]
-    unit, scale = _unit(max(m.total_bytes for m in memories))
+    unit, scale = size_unit(max(m.total_bytes for m in memories))
     title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
     table = Table(title=title, **STYLE)
     used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]

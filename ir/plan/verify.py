@@ -28,6 +28,7 @@ from meshwright.ir.plan.plan import (
 from meshwright.ir.plan.sampled import sample_ranks
 from meshwright.ir.plan.schedule import Schedule, Work, check_schedule
 from meshwright.ir.plan.verify_model import GRAPH_RULES, fitting_layout, mesh_text, model_findings
+from meshwright.ir.text.units import SIZES
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
 """The mesh axes that a stage can have, outermost first."""
@@ -271,6 +272,9 @@ def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield Finding("cluster", message, near, severity)
 
 
+_GIB = dict(SIZES)["GiB"]
+
+
 def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if plan.predicted is None or len(plan.predicted.stages) != len(plan.stages):
         return
@@ -281,15 +285,15 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         room = max((device.usable_bytes for device in cluster.types_of(inside)), default=0)
         if predicted.memory.used_bytes > room:
             message = (
-                f"stage {i} needs {predicted.memory.used_bytes / 1e9:.2f} GB per device, "
-                f"which has {room / 1e9:.2f} GB"
+                f"stage {i} needs {predicted.memory.used_bytes / _GIB:.2f} GiB per device, "
+                f"which has {room / _GIB:.2f} GiB"
             )
             yield Finding("memory", message, "recompute, a higher zero, more stages or tp")
         there = [host_of(cluster, device) for device in cluster.types_of(inside)]
         room = min([host.memory_bytes for host in there if host], default=2**60)
         if (needs := predicted.memory.host_bytes) > room:
-            message = f"stage {i} needs {needs / 1e9:.2f} GB of the host for each device, "
-            message += f"which has {room / 1e9:.2f} GB of it"
+            message = f"stage {i} needs {needs / _GIB:.2f} GiB of the host for each device, "
+            message += f"which has {room / _GIB:.2f} GiB of it"
             yield Finding("memory", message, "no store on the host, or more ranks that share it")
 
 

@@ -36,8 +36,12 @@ def load_target(text: str, *, meta: bool = False) -> Target:
     """The model that `module:callable` returns, or that an `hf:ConfigClass{json}` describes.
 
     The callable returns the model, or a tuple (model, example_inputs) or (model, example_inputs,
-    loss_fn). With `meta`, a Hugging Face model is built without allocating weights.
+    loss_fn). With `meta`, a Hugging Face model is built without allocating weights. torch is
+    seeded before, so that all ranks of a job build the same weights.
     """
+    import torch
+
+    torch.manual_seed(0)
     if match := _HF.fullmatch(text):
         return Target(build_huggingface(match[1], match[2] or "{}", meta=meta))
     if not _CODE.fullmatch(text):

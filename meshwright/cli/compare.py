@@ -20,9 +20,7 @@ from meshwright.costmodel.explain.compare import (
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile import measured
 from meshwright.ir.text.terminal import Terminal
-
-MIB = 1024**2
-
+from meshwright.ir.text.units import size
 
 EXAMPLES = ("meshwright compare plan.json runs/first",)
 
@@ -120,10 +118,10 @@ def _show_sent(found: Comparison, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.sent:
         error = "" if row.error is None else f"{row.error:+.1%}"
-        predicted = "" if row.predicted is None else _mib(row.predicted)
+        predicted = "" if row.predicted is None else size(row.predicted)
         where = f"{row.kind.axis}, {row.link}" if row.link else row.kind.axis
         own = str(row.kind.stage), row.kind.purpose, row.kind.form
-        table.add_row(*own, where, predicted, _mib(row.counted), error)
+        table.add_row(*own, where, predicted, size(row.counted), error)
     console.print(table)
 
 
@@ -139,8 +137,4 @@ def _show_kernels(found: Comparison, console: Console) -> None:
 
 
 def _figure(row: ComparedFigure, value: float) -> str:
-    return _mib(value) if row.unit == "bytes" else f"{value * 1e3:,.3f} ms"
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:,.2f} MiB" if nbytes >= MIB / 10 else f"{nbytes:,.0f} B"
+    return size(value) if row.unit == "bytes" else f"{value * 1e3:,.3f} ms"

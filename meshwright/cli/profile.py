@@ -13,8 +13,8 @@ from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.precision import USUAL
 from meshwright.ir.profile.profile import COMPILED, Profile, Timing
 from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.text.units import size
 
-MIB = 1024**2
 _ROWS = 20
 """Blocks that are listed; all are in the file."""
 
@@ -119,8 +119,8 @@ def _blocks(profile: Profile) -> Table:
             str(record.tp),
             _time(record.forward),
             _time(record.backward),
-            f"{record.saved_bytes / MIB:,.2f} MiB",
-            f"{record.workspace_bytes / MIB:,.2f} MiB",
+            size(record.saved_bytes),
+            size(record.workspace_bytes),
         )
     return table
 

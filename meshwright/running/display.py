@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from meshwright.ir.profile.measured import StepKind
 from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.text.units import size
 from meshwright.runtime.record.resident import resident_bytes
 
-MIB = 1024**2
 _KINDS: Mapping[StepKind, str] = {
     "timed": "", "warm-up": "  (warming up)", "tuning": "  (tries a size of buckets)",
     "tracked": "  (counts tensors: slower)", "traced": "  (writes a trace: slower)",
@@ -40,7 +40,7 @@ class ShownStep:
         """For people; of a step that is no usual one, what it is."""
         return (
             f"loss {self.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s  "
-            f"{self.memory_bytes / MIB:,.0f} MiB{_KINDS[self.kind]}"
+            f"{size(self.memory_bytes)}{_KINDS[self.kind]}"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.show import size
+from meshwright.ir.text.units import size
 from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
 from meshwright.planner.pins.decisions import STAGE_SIZES
 from meshwright.planner.pins.known import DECISIONS

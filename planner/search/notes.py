@@ -12,8 +12,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.show import size
 from meshwright.ir.precision import precision
+from meshwright.ir.text.units import size
 from meshwright.ir.trace.changing import shared
 from meshwright.planner.inside.explain import batch_norms
 from meshwright.planner.pins.constraints import memory_cap

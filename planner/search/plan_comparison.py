@@ -2,7 +2,8 @@
 
 from meshwright.ir.plan.plan import MODEL_AXES, ModelMesh, Plan
 from meshwright.ir.plan.predicted import Alternative
-from meshwright.ir.plan.show import seconds, size
+from meshwright.ir.plan.show import seconds
+from meshwright.ir.text.units import size
 from meshwright.planner.pins.known import in_order
 
 

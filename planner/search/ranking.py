@@ -11,8 +11,9 @@ from rich.table import Table
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.show import seconds, size
+from meshwright.ir.plan.show import seconds
 from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.text.units import size
 from meshwright.planner.search.objectives import cost_per_step, price_per_hour, rating
 from meshwright.planner.search.plan_comparison import name_of
 

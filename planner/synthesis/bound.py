@@ -9,7 +9,7 @@ from math import ceil
 
 from meshwright.costmodel.simulate.compiled_schedule import B, F, I, W
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan.show import size
+from meshwright.ir.text.units import size
 from meshwright.planner.synthesis.task import Task
 
 

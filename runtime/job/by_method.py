@@ -184,7 +184,7 @@ def by_method(
         )
     graph = trace(model, tuple(samples), loss_fn, precision=plan.precision)
     check_model(plan, graph)
-    check_identity(identity(plan, graph))
+    check_identity(identity(plan, graph, model))
     sums, chosen = Counted(), plan.method
     run = method(chosen.form).build(model, chosen.settings, sums)
     shares, own = plan.stages[0].batch_shares, plan.stages[0].devices.index(rank())

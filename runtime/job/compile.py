@@ -68,9 +68,9 @@ def compile(
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
     optimizer over `model.parameters()`, whose groups the job then follows, or a list of such over
     different parameters; `max_grad_norm` is the plan's too if not given. Ranks other than 0 may
-    pass no plan. A job that makes no progress for `hang_s` seconds is ended, from its eleventh step
-    on maybe earlier, by what it has seen (`Patience`). `close` leaves in `run_dir` what the steps
-    took.
+    pass no plan; all build the module with the same values. A job that makes no progress for
+    `hang_s` seconds is ended, from its eleventh step on maybe earlier, by what it has seen
+    (`Patience`). `close` leaves in `run_dir` what the steps took.
 
     Before it comes back, the job is compared with plain PyTorch on a step that is undone
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
@@ -96,7 +96,7 @@ def compile(
                 kernels=plan.kernels, precision=plan.precision,
             )  # fmt: skip
     check_model(plan, graph)
-    check_identity(identity(plan, graph, tune))
+    check_identity(identity(plan, graph, model, tune))
     check_compiler(plan, chosen.type)
     programs = lower(graph, plan, rank())
     chosen_optimizer = optimizer or planned_choice(plan)

@@ -18,6 +18,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.text.plain_text import shown
+from meshwright.runtime.job.same_weights import ADVICE, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Identity:
     """Sources of the package, and the version of torch."""
     tune: str = "False"
     """Whether the job tunes while it trains."""
+    weights: str = ""
+    """Values of the module that each rank has built."""
 
 
 def code_hash() -> str:
@@ -42,8 +45,10 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def identity(plan: Plan, graph: Graph, tune: bool = False) -> Identity:
-    return Identity(plan_io.content_hash(plan), graph.fingerprint, code_hash(), str(tune))
+def identity(plan: Plan, graph: Graph, model: nn.Module, tune: bool = False) -> Identity:
+    return Identity(
+        plan_io.content_hash(plan), graph.fingerprint, code_hash(), str(tune), weights_digest(model)
+    )
 
 
 def share_plan(plan: Plan | None) -> Plan:
@@ -107,8 +112,10 @@ def _unlike(everyone: Sequence[Identity]) -> str:
         wanted = getattr(first, field.name)
         others = [r for r, found in enumerate(everyone) if getattr(found, field.name) != wanted]
         if others:
+            where = f"{field.name} differs from rank 0's on rank {few(others)[1:-1]}: "
+            if field.name == "weights":
+                return f"{where}{ADVICE}"
             return (
-                f"{field.name} differs from rank 0's on rank {few(others)[1:-1]}: "
-                f"{getattr(everyone[others[0]], field.name)[:16]} instead of {wanted[:16]}"
+                f"{where}{getattr(everyone[others[0]], field.name)[:16]} instead of {wanted[:16]}"
             )
     return ""

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import content_hash, rehash
-from meshwright.ir.plan.show import STYLE, seconds, size
+from meshwright.ir.plan.show import STYLE, seconds
 from meshwright.ir.plan.verify import check
+from meshwright.ir.text.units import size
 from meshwright.tools.diff.figures import Figure, figures
 from meshwright.tools.diff.rows import DiffRow, structure
 

@@ -9,8 +9,8 @@ from meshwright.forms.folding import folded_lines
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.show import size
 from meshwright.ir.profile.measured import TensorMemory
+from meshwright.ir.text.units import size
 from meshwright.ir.torch_errors import DATA_DEPENDENT, operator_of
 from meshwright.runtime.step.tied import find_ties
 from meshwright.runtime.world.open_files import most_open

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.costmodel.start_up import StartUp
-from meshwright.ir.plan.show import size
+from meshwright.ir.text.units import size
 from meshwright.tools.dry.run import DryRank, DryRun
 
 ROWS = 24

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from meshwright.ir.plan.show import seconds, size
+from meshwright.ir.plan.show import seconds
+from meshwright.ir.text.units import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from math import ceil
 
 from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.detail import StageTraffic
-from meshwright.ir.plan.show import SHARES, seconds, size
+from meshwright.ir.plan.show import SHARES, seconds
+from meshwright.ir.text.units import size
 from meshwright.tools.explain.facts import Facts
 
 FULL = 0.9

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Alternative, RankMemory
-from meshwright.ir.plan.show import MEMORY_CATEGORIES, SHARES, STYLE, ranges, seconds, size
+from meshwright.ir.plan.show import MEMORY_CATEGORIES, SHARES, STYLE, ranges, seconds
+from meshwright.ir.text.units import size, size_unit
 from meshwright.tools.explain.answers import Answer
 from meshwright.tools.explain.binding import Sentence, binding, levers
 from meshwright.tools.explain.facts import Facts
@@ -88,7 +89,7 @@ def _memory(facts: Facts) -> Table:
         if name != "process"
         and max(getattr(memory, f"{name}_bytes") for memory, _, _ in groups) >= TINY * most
     ]
-    unit, scale = _GB if most >= _GB[1] else _MB
+    unit, scale = size_unit(most)
     title = f"Where memory goes at the peak, in {unit}; micro-batches in flight"
     table = Table(title=title, **STYLE)
     table.add_column("ranks", no_wrap=True)
@@ -100,9 +101,6 @@ def _memory(facts: Facts) -> Table:
         limit = f"{room / scale:.2f}" if room else "?"
         table.add_row(ranges(tuple(ranks)), *figures, limit, str(flying))
     return table
-
-
-_GB, _MB = ("GB", 1e9), ("MB", 1e6)
 
 
 def _others(plan: Plan) -> list[RenderableType]:

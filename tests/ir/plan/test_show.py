@@ -7,7 +7,8 @@ import pytest
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import ProfileId
 from meshwright.ir.plan.predicted import Alternative, Breakdown, Evidence
-from meshwright.ir.plan.show import seconds, size, to_text
+from meshwright.ir.plan.show import seconds, to_text
+from meshwright.ir.text.units import size
 from tests.ir.plans import plan, prediction
 from tests.tools.report.plans import many_ranks, piped
 
@@ -21,7 +22,7 @@ def test_everything_is_there() -> None:
     text = str(plan(evidence=EVIDENCE, notes=("batch-norm",), constraints=("pp=2",)))
     for part in (
         "Toy", "a100-40", "4 of 4 devices", "batch 8 = 2 x 4", "1.25 s per step", "h.0 .. h.1",
-        "0-2", "dp_replicate 3", "2+1+1", "one device", "optim.", "in kB", "1.01", "one_f_one_b",
+        "0-2", "dp_replicate 3", "2+1+1", "one device", "optim.", "in B", "1006.00", "one_f_one_b",
         "0F0 0F1 0B0 0B1", "1,234 candidates", "gap 25.0%", "slower: 20 %", "note: batch-norm",
         "constraints: pp=2",
     ):  # fmt: skip
@@ -42,7 +43,7 @@ def test_where_the_step_goes_and_what_memory_is_for() -> None:
     text = " ".join(str(made).split())
     line = "the step of pipeline rank 1: forward 25%, backward 50%, waiting for other stages 25%;"
     assert line in text and "loading data" in text
-    assert "frag." in text and "in MB" in text and "10.00" in text and "process" not in text
+    assert "frag." in text and "in MiB" in text and "9.54" in text and "process" not in text
     assert "profile: EPYC, gloo (abcdef01)" in text
 
 
@@ -69,8 +70,9 @@ def test_blocks_that_keep_the_same_are_told_once() -> None:
 
 def test_units() -> None:
     assert [seconds(x) for x in (2.5, 0.0123, 4e-6, 0.0)] == ["2.5 s", "12.3 ms", "4 us", "0 us"]
-    assert [size(x) for x in (2e12, 3.21e9, 5e6, 7e3, 12)] == [
-        "2 TB", "3.21 GB", "5 MB", "7 kB", "12 B",
+    sizes = (2 * 2**40, 3.21 * 2**30, 1020 * 2**20, 5 * 2**20, 7 * 2**10, 12)
+    assert [size(x) for x in sizes] == [
+        "2 TiB", "3.21 GiB", "1,020 MiB", "5 MiB", "7 KiB", "12 B",
     ]  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def test_stages_that_say_the_same_are_one_row() -> None:
 
 def test_limits_and_links_are_told_where_the_plan_knows_them() -> None:
     text = str(piped(4, 2, 8, 6))
-    assert "4 GB of gradients over dp on nvlink (20 ms)" in " ".join(text.split())
+    assert "4 GiB of gradients over dp on nvlink (20 ms)" in " ".join(text.split())
     row = next(line for line in text.splitlines() if line.split()[-1:] == ["80.00"])
     assert row.split()[-2:] == ["66.60", "80.00"]
 

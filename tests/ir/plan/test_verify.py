@@ -57,7 +57,7 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (with_stage(0, saved={"h.*": {"*": "offload"}}, recompute={"h.1": "full"}), "saved",
          "h.1 is recomputed whole"),
         (plan(predicted=prediction(1)), "predicted", "1 stages for 2"),
-        (plan(predicted=prediction(2, 10**12)), "memory", "needs 1000.00 GB"),
+        (plan(predicted=prediction(2, 10**12)), "memory", "needs 931.32 GiB"),
         (plan(model=replace(plan().model, fingerprint="zzz")), "model", "the plan is for Toy"),
         (plan(cluster=replace(plan().cluster, fingerprint="zzz")), "cluster", "given a100"),
     ],

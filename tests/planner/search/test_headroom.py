@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.plan.show import size
+from meshwright.ir.text.units import size
 from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search
 from tests.planner.problems import cluster, mlp

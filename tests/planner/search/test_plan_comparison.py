@@ -35,7 +35,7 @@ def test_the_largest_difference_is_the_reason():
 
 def test_what_does_not_fit_or_is_no_slower_says_so():
     best = taking(1.0)
-    assert alternative(taking(0.9), best, 3 * 10**9).why == "does not fit: 3 GB too much on a rank"
+    assert alternative(taking(0.9), best, 3 * 2**30).why == "does not fit: 3 GiB too much on a rank"
     assert alternative(taking(1.0), best, 0).why.startswith("needs more memory")
 
 

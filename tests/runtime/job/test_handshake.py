@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from meshwright.ir.errors import MismatchError
@@ -14,6 +15,7 @@ from meshwright.runtime.job.handshake import (
     check_world,
     share_plan,
 )
+from meshwright.runtime.job.same_weights import weights_digest
 from meshwright.testing.handmade import Chain, graph_of, plan_of
 from meshwright.testing.spawn import run_ranks
 from tests.runtime.small_jobs import gpipe, stage
@@ -30,6 +32,36 @@ def _identities(field):
     except MismatchError as error:
         return str(error)
     return ""
+
+
+def _weights(tensors):
+    model = torch.nn.ParameterDict(tensors)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            for tensor in model.values():
+                if not tensor.is_meta:
+                    tensor.add_(torch.randn(tensor.shape, dtype=tensor.dtype))
+    try:
+        check_identity(Identity("plan", "model", "code", weights=weights_digest(model)))
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(()), torch.zeros(3, 1000), torch.zeros(500, 7, dtype=torch.bfloat16),
+     torch.zeros(9, 300).T, torch.zeros(2, 2).expand(200, 2, 2).transpose(0, 1).clone()],
+)  # fmt: skip
+def test_ranks_that_draw_weights_of_their_own_are_told(tensor):
+    """A plan that splits a tensor would else put it together of parts of two tensors."""
+    first, second = run_ranks(2, _weights, {"w": torch.nn.Parameter(tensor)})
+    assert first == second and "weights differs from rank 0's on rank 1: every rank" in first
+
+
+@pytest.mark.parametrize("tensor", [torch.empty(9, device="meta"), torch.empty(0, 3)])
+def test_ranks_without_values_go_on(tensor):
+    assert run_ranks(2, _weights, {"w": torch.nn.Parameter(tensor)}) == ["", ""]
 
 
 @pytest.mark.parametrize("field", ["plan", "model", "code"])

@@ -69,7 +69,7 @@ def test_figures_have_their_change():
     other = piped(2, 4, 8, 6)
     assert figure(PLAN, other, "step").change == pytest.approx(7 / 9 - 1)
     assert figure(PLAN, other, "fullest rank").change == 0
-    assert figure(PLAN, other, "all ranks").first == 8 * 4 * 10**9
+    assert figure(PLAN, other, "all ranks").first == 8 * 4 * 2**30
     bare = figure(PLAN, toy(), "all ranks")
     assert (bare.second, bare.change) == (None, None)
 

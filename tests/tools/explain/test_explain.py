@@ -11,7 +11,7 @@ from meshwright.ir.plan.show import printed
 from meshwright.tools.explain.binding import FULL, binding, levers
 from meshwright.tools.explain.facts import Facts
 from meshwright.tools.explain.show import Explanation, as_data, render
-from tests.tools.report.plans import GB, many_ranks, piped
+from tests.tools.report.plans import GIB, many_ranks, piped
 
 PLAN = piped(4, 2, 8, 6)
 
@@ -30,18 +30,18 @@ def with_memory(nbytes):
 
 
 def test_memory_binds_first_where_it_is_nearly_full():
-    assert "(85%; 11.4 GB to spare): activations 50 GB" in said(PLAN, "memory")
-    full = with_memory(10 * GB)
+    assert "(85%; 11.4 GiB to spare): activations 50 GiB" in said(PLAN, "memory")
+    full = with_memory(10 * GIB)
     assert 76.6 / 78 > FULL
     assert binding(Facts.of(full))[0].about == "memory"
-    assert said(full, "memory").startswith("memory binds: pipeline rank 0 holds 76.6 GB of 78 GB")
-    assert "12.6 GB too much" in said(with_memory(24 * GB), "memory")
+    assert said(full, "memory").startswith("memory binds: pipeline rank 0 holds 76.6 GiB of 78 GiB")
+    assert "12.6 GiB too much" in said(with_memory(24 * GIB), "memory")
 
 
 def test_micro_batches_in_flight_are_those_of_the_schedule():
     facts = Facts.of(PLAN)
     assert [facts.in_flight(rank) for rank in range(4)] == [4, 3, 2, 1]
-    assert "4 micro-batches in flight, 12.5 GB each" in said(PLAN, "memory")
+    assert "4 micro-batches in flight, 12.5 GiB each" in said(PLAN, "memory")
 
 
 def test_shares_of_the_step_sum_up():
@@ -53,7 +53,7 @@ def test_shares_of_the_step_sum_up():
 
 def test_the_busiest_link_is_named():
     text = said(PLAN, "links")
-    assert "nvlink: stage 0, gradients over dp, 4 GB a rank, 20 ms (6.3% of the step)" in text
+    assert "nvlink: stage 0, gradients over dp, 4 GiB a rank, 20 ms (6.3% of the step)" in text
 
 
 def test_what_the_next_forward_hides_is_told():
@@ -71,8 +71,8 @@ def test_what_the_next_forward_hides_is_told():
 
 def test_what_does_not_fit_would_fit_with_more_memory():
     assert PLAN.evidence
-    better = Alternative(name="dp 8", step_s=0.25, peak_bytes=85 * GB, why="does not fit")
-    slower = Alternative(name="dp 2", step_s=0.5, peak_bytes=90 * GB, why="does not fit")
+    better = Alternative(name="dp 8", step_s=0.25, peak_bytes=85 * GIB, why="does not fit")
+    slower = Alternative(name="dp 2", step_s=0.5, peak_bytes=90 * GIB, why="does not fit")
     plan = replace(PLAN, evidence=replace(PLAN.evidence, alternatives=(better, slower)))
     found = levers(Facts.of(plan))
     assert "with 9 % more memory per device, dp 8 would fit: 250 ms, 20.6% less" in found
@@ -92,14 +92,14 @@ def test_uneven_stages_are_told():
 
 def test_it_prints_and_equal_ranks_stand_together():
     text = printed(render(Explanation.of(many_ranks())), width=100)
-    assert "What binds" in text and "dp 4 (1.5 s, 30 GB): 20.0% slower" in text
+    assert "What binds" in text and "dp 4 (1.5 s, 30 GiB): 20.0% slower" in text
     assert len(text.splitlines()) < 260
 
 
 def test_data_has_the_same():
     found = Explanation.of(PLAN)
     data = json.loads(json.dumps(as_data(found, [])))
-    assert data["ranks"][1]["memory"]["activations_bytes"] == 37.5 * GB
+    assert data["ranks"][1]["memory"]["activations_bytes"] == 37.5 * GIB
     assert [s["text"] for s in data["binding"]] == [s.text for s in found.binding]
 
 

@@ -23,14 +23,14 @@ from meshwright.ir.plan.predicted import (
 )
 from meshwright.planner.schedules.one_f_one_b import schedule
 
-GB = 10**9
+GIB = 2**30
 EVIL = "</script><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 EVIDENCE = Evidence(
     searcher="ilp", seed=0, candidates=900, infeasible=20, exhausted=False, bound_s=1.0, gap=0.25,
     pruned={"bound": 12},
     improved=(Improvement(candidates=1, name="dp 4", step_s=2.0),
               Improvement(candidates=90, name="pp 2", step_s=1.25, bound_s=1.0)),
-    alternatives=(Alternative(name="dp 4", step_s=1.5, peak_bytes=30 * GB, why="20.0% slower"),),
+    alternatives=(Alternative(name="dp 4", step_s=1.5, peak_bytes=30 * GIB, why="20.0% slower"),),
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def piped(
     rows = tuple(str(schedule(num_stages, num_microbatches, num_stages)).splitlines())
     predicted = _prediction(stages, blocks, patterns, num_microbatches)
     return Plan(
-        model=ModelId(name=name, fingerprint="abc", num_parameters=7 * GB,
+        model=ModelId(name=name, fingerprint="abc", num_parameters=7 * 10**9,
                       num_blocks=num_blocks, inputs=()),
         cluster=ClusterId(name=f"gpu:{name}", fingerprint="def",
                           num_devices=num_stages * per_stage),
@@ -98,7 +98,7 @@ def _prediction(
             "norm.weight": ParameterShape(shape=(128,), dtype="float32", nbytes=512),
         } for p in patterns},
         devices=(DeviceRun(first=0, count=devices, device="gpu", node_devices=8,
-                           memory_bytes=80 * GB, room_bytes=78 * GB),),
+                           memory_bytes=80 * GIB, room_bytes=78 * GIB),),
         kinds=tuple(_detail(s, many) for s in range(many)), stages=tuple(range(many)),
         ranks=tuple(_rank(s, step_s, count) for s in range(many)), links={"nvlink": 2e11},
     )  # fmt: skip
@@ -114,21 +114,21 @@ def _prediction(
 
 def _memory(stage: int, many: int) -> RankMemory:
     return RankMemory(
-        parameters_bytes=4 * GB, gradients_bytes=4 * GB, optimizer_bytes=8 * GB,
-        activations_bytes=(many - stage) * 50 * GB // many, communication_bytes=GB // 10,
-        workspace_bytes=GB // 2,
+        parameters_bytes=4 * GIB, gradients_bytes=4 * GIB, optimizer_bytes=8 * GIB,
+        activations_bytes=(many - stage) * 50 * GIB // many, communication_bytes=GIB // 10,
+        workspace_bytes=GIB // 2,
     )  # fmt: skip
 
 
 def _detail(stage: int, many: int) -> StageDetail:
-    rise = Moving(workspace=GB // 2)
+    rise = Moving(workspace=GIB // 2)
     return StageDetail(
         actions={"F": _forward_s(stage), "B": 2 * _forward_s(stage),
                  "B last": 2 * _forward_s(stage)},
-        saved_bytes=50 * GB // many, halved_bytes=0, always=Moving(communication=GB // 10),
-        begun=Moving(gradients=4 * GB),
+        saved_bytes=50 * GIB // many, halved_bytes=0, always=Moving(communication=GIB // 10),
+        begun=Moving(gradients=4 * GIB),
         rises={name: rise for name in ("F", "I", "B", "B first", "B last", "B first last")},
-        traffic=(StageTraffic(purpose="gradients", axis="dp", link="nvlink", nbytes=4 * GB,
+        traffic=(StageTraffic(purpose="gradients", axis="dp", link="nvlink", nbytes=4 * GIB,
                          seconds=0.02),),
     )  # fmt: skip
 

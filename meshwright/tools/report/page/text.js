@@ -1,7 +1,7 @@
 // Quantities and names as people read them.
 
 const UNITS_S = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
-const UNITS_B = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+const UNITS_B = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 
 function digits(value, count = 3) {
   return Number(value.toPrecision(count)).toLocaleString("en", { maximumFractionDigits: 6 });
