@@ -46,6 +46,9 @@ class Rule:
     brings their parts together inside the op. It does so on one axis, and no other splits them."""
     loose: frozenset[str] = frozenset()
     """First factors of `together` that other axes may split all the same."""
+    uneven: frozenset[str] = frozenset()
+    """Names of `together` whose last parts are more work than their first ones; parts in zigzag are
+    equally much."""
 
 
 def name_of(op: Op) -> str:
@@ -125,6 +128,7 @@ def make_rule(
     free: Iterable[int] = (),
     together: Mapping[str, tuple[str, ...]] | None = None,
     loose: Iterable[str] = (),
+    uneven: Iterable[str] = (),
 ) -> Rule:
     """The rule with dims of size 1 stripped of factors and sizes read from the shapes.
 
@@ -148,6 +152,7 @@ def make_rule(
         free=frozenset(free),
         together=groups,
         loose=frozenset(loose),
+        uneven=frozenset(uneven) & groups.keys(),
     )
 
 

@@ -127,7 +127,7 @@ class Spreader:
         """What may be done on one axis, beside whatever the others do; the same on all axes of one
         size that are for the same."""
         axis, size = self.mesh[at]
-        kind = AxisKind(size, outers=self._outers(at))
+        kind = AxisKind(size, outers=self._outers(at), zigzag=_evens_out(axis))
         family = "tp" if axis.startswith("tp") else axis
         key = "axis", kind, family, min(len(self.mesh), MANY)
         return self._once(key, lambda: self._axis(kind, axis))
@@ -149,19 +149,32 @@ class Spreader:
         return AxisSpace(kept, shards, divides)
 
     def _outers(self, at: int) -> tuple[int, ...]:
-        """An axis may split inside the parts of any of the others."""
-        others = [size for i, (_, size) in enumerate(self.mesh) if i != at]
-        found = {prod(some) for n in range(len(others) + 1) for some in combinations(others, n)}
+        """An axis may split inside the parts of any of the others, twice as many if in zigzag."""
+        others = [each for i, each in enumerate(self.mesh) if i != at]
+        found = set[int]()
+        for some in (c for n in range(len(others) + 1) for c in combinations(others, n)):
+            parts = prod(size for _, size in some)
+            found |= {parts, 2 * parts if self.zigzags(some) else parts}
         return tuple(sorted(found))
+
+    def zigzags(self, axes: ModelMesh) -> bool:
+        """Whether one of these axes may split something in zigzag."""
+        uneven = any(rule and rule.uneven for rule in self.rules.values())
+        return uneven and any(_evens_out(axis) for axis, _ in axes)
 
     @cached_property
     def alone(self) -> Mapping[str, OwnSplits]:
         """Per value, by its common name: how an axis may split it that is alone."""
-        known: dict[str, set[tuple[int, int]]] = {}
-        for size in dict.fromkeys(size for _, size in self.mesh):
-            for name, own in self.spread(AxisKind(size))[1].items():
-                known.setdefault(name, set()).update((s.dim, s.outer) for s in own)
+        known: dict[str, set[tuple[int, int, bool]]] = {}
+        for kind in dict.fromkeys(AxisKind(n, zigzag=_evens_out(axis)) for axis, n in self.mesh):
+            for name, own in self.spread(kind)[1].items():
+                known.setdefault(name, set()).update((s.dim, s.outer, s.zigzag) for s in own)
         return {name: frozenset(own) for name, own in known.items()}
+
+
+def _evens_out(axis: str) -> bool:
+    """Whether ranks of an axis may have early and late parts of a sequence."""
+    return axis == "cp"
 
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
