@@ -5,6 +5,8 @@ from functools import cache
 from itertools import zip_longest
 from math import prod
 
+from meshwright.costmodel.ops.op_classes import classify
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.inside.expert_weights import expert_weights
@@ -70,7 +72,7 @@ def _ranks(mesh: ModelMesh) -> int:
 
 
 def has_attention(graph: Graph) -> bool:
-    return any("scaled_dot_product" in op.target for op in graph.ops)
+    return any(classify(op.target) is OpClass.ATTENTION for op in graph.ops)
 
 
 def num_experts(graph: Graph) -> int:

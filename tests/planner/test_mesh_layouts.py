@@ -158,7 +158,7 @@ def layer(layouts: Sequence[BlockLayout]) -> BlockLayout:
 
 def test_context_parallel_attention_is_a_ring() -> None:
     """Borders are split by sequence, and nothing but keys and values moves inside a layer. Each
-    rank has an early and a late part, as the attention is causal; tensor axes split inside of these."""
+    rank has an early and a late part, as the attention is causal; tensor axes split inside."""
     zigzag = "S(2,outer=2,zigzag)"
     for mesh in (MESHES["cp"], MESHES["cp x tp"]):
         found = layer(solve_layouts(wide(), mesh, usual(mesh), split_borders=True))
