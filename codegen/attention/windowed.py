@@ -156,6 +156,6 @@ def windowed_attention(
         here = slice(run * size, (run + 1) * size)
         keys = torch.cat([before[..., at : at + stop - start, :], both[..., here, :]], -2)
         at += stop - start
-        k, v = keys.split((key.shape[-1], value.shape[-1]), -1)
+        k, v = torch.split_with_sizes(keys, (key.shape[-1], value.shape[-1]), -1)
         made.append(windowed(query[..., here, :], k, v, window, sinks, scale, stop - start))
     return torch.cat(made, -2)

@@ -62,8 +62,8 @@ def windowed(
         if sinks is None:
             return attend(query, key, value, is_causal=True)
         # A query before all others, so that the sink is the key of its place.
-        made = attend(pad(query, [0, 0, 1, 0]), *_with_sink(key, value), is_causal=True)
-        return made[..., 1:, :]
+        shifted = attend(pad(query, [0, 0, 1, 0]), *_with_sink(key, value), is_causal=True)
+        return shifted[..., 1:, :]
     made, masks = list[Tensor](), dict[tuple[int, int, int], Tensor]()
     for rows, columns in seen_blocks(query.shape[-2], window, first):
         k, v = key[..., columns, :], value[..., columns, :]

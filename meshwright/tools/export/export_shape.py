@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
-TOOL_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zbv", "zero_bubble")
+TOOL_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zbv", "zero_bubble", "dual_pipe_v")
 """Schedules that tools have names for."""
 
 
