@@ -78,7 +78,7 @@ class _Border:
         return received
 
 
-class _Fetch(torch.autograd.Function):
+class _FetchKeys(torch.autograd.Function):
     """The rows [..., n, e] that this rank needs before its runs, run after run."""
 
     @staticmethod
@@ -149,7 +149,7 @@ def windowed_attention(
     query, key, value = (as_autocast(x) for x in (query, key, value))
     border = _Border(comm, axis, Share(sizes, sections, zigzag), window)
     both = torch.cat([key, value], -1)
-    apply: Callable[..., Tensor] = _Fetch.apply
+    apply: Callable[..., Tensor] = _FetchKeys.apply
     before = apply(both, border)
     made, at, size = list[Tensor](), 0, sizes[border.rank]
     for run, (start, stop) in enumerate(border.needed(border.rank)):
