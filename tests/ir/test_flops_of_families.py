@@ -45,7 +45,7 @@ def _counted(model: nn.Module) -> tuple[float, float]:
 def _check(model: nn.Module, weights: int, score_and_value: int) -> None:
     """Two flops per weight and token, and per pair of tokens and width of a head's two products.
 
-    Attention with a mask multiplies all pairs, whatever the mask leaves out; one over a window those of a
+    Attention with a mask multiplies all pairs, whatever that leaves out; over a window those of a
     block, which so few tokens do not fill.
     """
     linear, attention = _counted(model)
