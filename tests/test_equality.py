@@ -63,6 +63,8 @@ PLANS = {
     "interleaved": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "interleaved"}),
     "zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
     "zbv": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zbv"}),
+    "dual_pipe_v": Case(4, {"pp": 2, "dp_shard": 2, "num_microbatches": 4,
+                            "schedule": "dual_pipe_v"}),
     "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
                                   "schedule": "zero_bubble"}),
     "recompute": Case(1, {"recompute": "full"}),

@@ -141,12 +141,14 @@ def ring_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     sections: tuple[int, int] = (1, 1),
+    zigzag: bool = False,
 ) -> Tensor:
     """Attention of [..., h, l, e] to [..., g, s, e], both split along the sequence over the axis.
 
     `queries` and `keys` are each rank's share of every section that the two sequences are cut into.
-    With several sections a rank has early and late queries, which evens out causal work. A mask
-    holds the rank's queries, or one for all, and all of the keys.
+    With several sections a rank has early and late queries, which evens out causal work; with two
+    in zigzag all ranks have equally much in every round. A mask holds the rank's queries, or one
+    for all, and all of the keys.
     """
     if dropout_p and comm.training:
         raise PlanError(f"attention split along keys has no dropout; {dropout_p} is given, not 0")
@@ -155,7 +157,8 @@ def ring_attention(
     heads = query.shape[-3] // groups if query.ndim > 2 else 1
     scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
     ring = Ring(
-        comm, axis, Share(queries, sections[0]), Share(keys, sections[1]), scale, is_causal,
+        comm, axis, Share(queries, sections[0], zigzag), Share(keys, sections[1], zigzag), scale,
+        is_causal,
         tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
     )  # fmt: skip
     queries_by_group = grouped(query, groups, heads)

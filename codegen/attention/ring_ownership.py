@@ -18,10 +18,13 @@ class Share:
 
     sizes: tuple[int, ...]
     sections: int = 1
+    zigzag: bool = False
+    """Every second section is shared out in reverse; all sizes are equal then."""
 
     def starts(self, rank: int) -> list[int]:
-        """Where a rank's runs begin in the sequence."""
-        return [i * sum(self.sizes) + sum(self.sizes[:rank]) for i in range(self.sections)]
+        """Where a rank's runs begin in the sequence, ascending."""
+        ways = rank, len(self.sizes) - 1 - rank if self.zigzag else rank
+        return [i * sum(self.sizes) + sum(self.sizes[: ways[i % 2]]) for i in range(self.sections)]
 
     def count(self, rank: int) -> int:
         return self.sizes[rank] * self.sections

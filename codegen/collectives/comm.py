@@ -179,11 +179,11 @@ class Comm:
         to_dim: int,
         to_sizes: Sequence[int],
         backward: str = "none",
-        outer: int = 1,
-        to_outer: int = 1,
+        **more: int,
     ) -> Tensor:
-        """Shard of one dim to Shard of another."""
-        source, target = self._part(dim, sizes, outer), self._part(to_dim, to_sizes, to_outer)
+        """Shard of one dim to Shard of another; `outer` and `zigzag` say more of the one, and with
+        `to_` before them of the other."""
+        source, target = self._ends(dim, sizes, to_dim, to_sizes, more)
         return self._convert(x, axis, Primitive.ALL_TO_ALL, backward, source, target)
 
     def sum_over(self, x: Tensor, axis: str) -> Tensor:
@@ -232,10 +232,20 @@ class Comm:
         return received
 
     def _part(
-        self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
-    ) -> DimShares:
+        self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0,
+        zigzag: int = False,
+    ) -> DimShares:  # fmt: skip
         start = self.sample_offset * per_sample if per_sample else -1
-        return DimShares(dim, tuple(sizes), outer, whole, start)
+        return DimShares(dim, tuple(sizes), outer, whole, start, bool(zigzag))
+
+    def _ends(
+        self, dim: int, sizes: Sequence[int], to_dim: int, to_sizes: Sequence[int],
+        more: Mapping[str, int],
+    ) -> tuple[DimShares, DimShares]:  # fmt: skip
+        """Both sides of an all-to-all."""
+        to = {name.removeprefix("to_"): n for name, n in more.items() if name.startswith("to_")}
+        own = {name: n for name, n in more.items() if not name.startswith("to_")}
+        return self._part(dim, sizes, **own), self._part(to_dim, to_sizes, **to)
 
     def _convert(
         self,
@@ -269,8 +279,7 @@ class Comm:
         source = target = None
         if primitive is Primitive.ALL_TO_ALL:
             dim, sizes, to_dim, to_sizes = where
-            source = self._part(dim, sizes, more.get("outer", 1))
-            target = self._part(to_dim, to_sizes, more.get("to_outer", 1))
+            source, target = self._ends(dim, sizes, to_dim, to_sizes, more)
         elif where:
             dim, sizes = where
             part = self._part(dim, sizes, **more)

@@ -24,6 +24,8 @@ class DimShares:
     sizes are those of one micro-batch only."""
     start: int = -1
     """Where this rank's elements begin in a section; -1 means after those of the ranks before."""
+    zigzag: bool = False
+    """Every second section is shared out in reverse; all sizes are equal then."""
 
     def span(self, rank: int) -> tuple[int, int, int]:
         """Elements before, of and after this rank in a section."""
@@ -100,8 +102,29 @@ def sections(x: Tensor, part: DimShares) -> Tensor:
     return x.reshape(*shape[:dim], part.outer, shape[dim] // part.outer, *shape[dim + 1 :])
 
 
+def _in_pairs(x: Tensor, part: DimShares) -> Tensor:
+    """x with dim `dim` as four: pairs of sections, the two of them, ranks, and elements of each."""
+    shape, dim, ranks = x.shape, part.dim, len(part.sizes)
+    four = part.outer // 2, 2, ranks, shape[dim] // (part.outer * ranks)
+    return x.reshape(*shape[:dim], *four, *shape[dim + 1 :])
+
+
+def reordered(whole: Tensor, part: DimShares) -> Tensor:
+    """Between a whole value and the one whose plain sections are the zigzag's of the other: parts
+    of every second section the other way round, so that doing it twice changes nothing."""
+    if not part.zigzag:
+        return whole
+    rows = _in_pairs(whole, part)
+    first, second = rows.unbind(part.dim + 1)
+    return torch.stack([first, second.flip(part.dim + 1)], part.dim + 1).reshape(whole.shape)
+
+
 def take(x: Tensor, part: DimShares, rank: int) -> Tensor:
     """The elements of `rank`, out of the whole."""
+    if part.zigzag:
+        rows, ways = _in_pairs(x, part), (rank, len(part.sizes) - 1 - rank)
+        halves = [rows.select(part.dim + 1, i).select(part.dim + 1, w) for i, w in enumerate(ways)]
+        return torch.stack(halves, part.dim + 1).flatten(part.dim, part.dim + 2)
     start, size, _ = part.span(rank)
     if part.outer == 1:
         return x.narrow(part.dim, start, size).contiguous()
@@ -113,7 +136,7 @@ def _pad(x: Tensor, part: DimShares, rank: int) -> Tensor:
     before, _, after = part.span(rank)
     dims_behind = x.ndim - part.dim - 1
     whole = pad(sections(x, part), [0, 0] * dims_behind + [before, after])
-    return whole.flatten(part.dim, part.dim + 1)
+    return reordered(whole.flatten(part.dim, part.dim + 1), part)
 
 
 def _padded(x: Tensor, dim: int, size: int) -> Tensor:
@@ -135,7 +158,7 @@ def _gathered_part(x: Tensor, part: DimShares) -> Tensor:
 def _joined(everyone: Tensor, part: DimShares) -> Tensor:
     dim = part.dim + 1
     parts = [theirs.narrow(dim, 0, size) for theirs, size in zip(everyone, part.sizes, strict=True)]
-    return torch.cat(parts, dim).flatten(part.dim, dim)
+    return reordered(torch.cat(parts, dim).flatten(part.dim, dim), part)
 
 
 def _reduce_scatter(x: Tensor, line: Line, part: DimShares) -> Tensor:
@@ -146,7 +169,7 @@ def _reduce_scatter(x: Tensor, line: Line, part: DimShares) -> Tensor:
 
 def _scattered_parts(x: Tensor, part: DimShares) -> Tensor:
     dim, longest = part.dim + 1, max(part.sizes)
-    split = torch.split_with_sizes(sections(x, part), part.sizes, dim)
+    split = torch.split_with_sizes(sections(reordered(x, part), part), part.sizes, dim)
     return torch.stack([_padded(one, dim, longest) for one in split])
 
 
@@ -168,4 +191,5 @@ def _all_to_all(x: Tensor, line: Line, source: DimShares, target: DimShares) -> 
         shapes.append(tuple(shape))
     received = line.all_to_all(parts, shapes)
     split = [sections(one, source) for one in received]
-    return torch.cat(split, source.dim + 1).flatten(source.dim, source.dim + 1)
+    made = torch.cat(split, source.dim + 1).flatten(source.dim, source.dim + 1)
+    return reordered(made, source)

@@ -32,7 +32,7 @@ from meshwright.ir.layout.layout import (
     Strategy,
     local_shape,
 )
-from meshwright.ir.layout.nesting import local_split
+from meshwright.ir.layout.nesting import LocalSplit, local_split
 from meshwright.ir.layout.paths import path
 from meshwright.ir.ops.gather import of_rows_here
 from meshwright.ir.placed.spots import KernelSpot
@@ -144,10 +144,10 @@ class Builder:
         if not found:
             return (), {}
         (dim, own), others = found[0], found[1:]
-        kwargs: dict[str, Argument] = {"outer": own.outer} if own.outer > 1 else {}
+        kwargs = _sections(own)
         if others:
             to_dim, to = others[0]
-            kwargs |= {"to_outer": to.outer} if to.outer > 1 else {}
+            kwargs |= {f"to_{word}": value for word, value in _sections(to).items()}
             return (dim, own.sizes, to_dim, to.sizes), kwargs
         if _partly(self.axes[axis]):
             per_sample = own.section // self.axes[axis].whole
@@ -281,6 +281,12 @@ class Builder:
                 return False
             name = op.inputs[0]
         return self.graph.tensors[name].kind is Kind.PARAMETER
+
+
+def _sections(own: LocalSplit) -> dict[str, Argument]:
+    """What a call is told of a split into several sections."""
+    found: dict[str, Argument] = {"outer": own.outer} if own.outer > 1 else {}
+    return found | ({"zigzag": True} if own.zigzag else {})
 
 
 def _partly(axis: Axis) -> bool:

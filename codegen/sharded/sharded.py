@@ -7,6 +7,7 @@ from torch import Tensor
 
 from meshwright.codegen.attention.dropped import attention
 from meshwright.codegen.attention.ring import ring_attention
+from meshwright.codegen.attention.windowed import windowed_attention
 from meshwright.codegen.collectives import together
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.products import columns, rows
@@ -239,6 +240,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.experts": experts,
     "sharded.routed_experts": routed_experts,
     "sharded.ring_attention": ring_attention,
+    "sharded.windowed_attention": windowed_attention,
     "sharded.windowed": windowed,
     "sharded.dropout": dropout,
     "sharded.gelu_dropout": gelu_dropout,

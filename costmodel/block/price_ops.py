@@ -191,30 +191,29 @@ class Walk(Trace):
         ]  # fmt: skip
 
     def _local(self, step: OpStep, share: float) -> LocalOp:
-        op, sections = step.op, step.sections
+        op, busiest = step.op, step.busiest
         shapes, elements = self.local.shapes, self.local.elements
         backward = sum([elements[value] * width for value, width in step.backward])
         return LocalOp(
             op.target,
             step.op_class,
             step.dtype,
-            op.flops * share * self._seen(sections),
+            op.flops * share * self._seen(busiest),
             tuple([self._local_input(operand) for operand in step.inputs]),
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
             backward + round(self._inside_bytes(op) * share),
-            step.is_causal and not sections,
+            step.is_causal and not busiest,
             step.channels_last,
             step.comes_cast,
         )
 
-    def _seen(self, sections: int) -> float:
-        """Of the keys, what queries in so many sections see on the last rank, or on each where the
-        sequence is shared out evenly."""
-        if not sections:
+    def _seen(self, busiest: float) -> float:
+        """Of the keys, what the queries of the busiest rank see, half of them in the mean."""
+        if not busiest:
             return 1.0
-        return 0.5 if self.site.run_as.balanced else (sections + 1) / (2 * sections)
+        return 0.5 if self.site.run_as.balanced else busiest / 2
 
     def _local_input(self, operand: PricedInput) -> LocalInput:
         shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]

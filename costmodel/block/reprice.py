@@ -68,8 +68,9 @@ class OpStep:
     """Value and width of each."""
     parts: tuple[tuple[int, int, int], ...]
     """What is split of it on each axis: value, dim and whole size."""
-    sections: int
-    """In so many parts a rank has the queries of causal attention; 0: it has all of them."""
+    busiest: float
+    """Of causal attention whose queries are split: the work of the rank with most of it, over the
+    mean; 0: each rank has all queries."""
     is_causal: bool
     channels_last: bool
     has_gradient: bool

@@ -161,7 +161,7 @@ class Trace(ABC):
             inputs=operands,
             outputs=tuple(self._wide(name, where) for name, where in made),
             parts=tuple(self._parts(op, strategies)),
-            sections=self._sections(op.inputs[0], inputs[0]) if causal else 0,
+            busiest=self._busiest(op, strategies) if causal else 0.0,
             is_causal=causal,
             channels_last=any(self._tensor(name).channels_last for name, _ in made),
             has_gradient=self._has_gradient(op),
@@ -223,12 +223,15 @@ class Trace(ABC):
                         yield self.local.number(name, {axis: placement}), placement.dim, size
                         break
 
-    def _sections(self, name: str, where: Where) -> int:
-        """In how many parts a rank has the sequence of queries; 0: it has all of it."""
-        dim, axes = len(self._tensor(name).shape) - 2, self.site.axes
-        return min(
-            (p.outer for axis, p in where.items()
-             if isinstance(p, Shard) and p.dim == dim and axes[axis].size > 1), default=0,
+    def _busiest(self, op: Op, strategies: Mapping[str, Strategy]) -> float:
+        """Of the axis along which its queries are split; 0 if along none."""
+        count = facts(op.target).busiest
+        if count is None:
+            return 0.0
+        shape, sizes = self._tensor(op.inputs[0]).shape, self.site.axes
+        return max(
+            (count(op, s, sizes[axis].size, shape) for axis, s in strategies.items()
+             if sizes[axis].size > 1), default=0.0,
         )  # fmt: skip
 
     def _casts(self, op: Op, name: str) -> bool:

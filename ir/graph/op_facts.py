@@ -12,6 +12,7 @@ from meshwright.ir.graph.gemm import CountProducts
 from meshwright.ir.graph.graph import Arg, Graph, Op
 from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.layout import Strategy
 from meshwright.ir.layout.op_messages import FindCopies, FindMessages
 
 Args = Mapping[str, Arg]
@@ -29,6 +30,8 @@ FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
 MakeForm = Callable[[OpSite, Form], Form]
+CountBusiest = Callable[[Op, Strategy, int, Shape], float]
+"""Of an op, its strategy on an axis of so many ranks, and the shape of its first input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ class OpFacts:
     copies: FindCopies | None = None
     """Where it sends messages: inputs of which its backward keeps a copy of its own, and its bytes
     on the busiest rank."""
+    busiest: CountBusiest | None = None
+    """The work of the rank with most of it over the mean, where that depends on which parts a rank
+    has; 0 where it does not. Without it, all parts of a size are equally much."""
     form: MakeForm | None = None
     """From the call as the graph has it to the one that a rank makes on its part."""
 

@@ -49,6 +49,9 @@ class Rule:
     """First factors of `together` that other axes may split all the same."""
     nested: frozenset[str] = frozenset()
     """Names in `together` whose parts are brought together on several axes, one in the other."""
+    uneven: frozenset[str] = frozenset()
+    """Names of `together` whose last parts are more work than their first ones; parts in zigzag are
+    equally much."""
 
 
 def name_of(op: Op) -> str:
@@ -129,6 +132,7 @@ def make_rule(
     together: Mapping[str, tuple[str, ...]] | None = None,
     loose: Iterable[str] = (),
     nested: Iterable[str] = (),
+    uneven: Iterable[str] = (),
 ) -> Rule:
     """The rule with dims of size 1 stripped of factors and sizes read from the shapes.
 
@@ -153,6 +157,7 @@ def make_rule(
         together=groups,
         loose=frozenset(loose),
         nested=frozenset(nested),
+        uneven=frozenset(uneven) & groups.keys(),
     )
 
 

@@ -19,6 +19,7 @@ from meshwright.ir.layout.layout import (
     parse_placement,
     parse_strategy,
     units_of,
+    zigzag_problem,
 )
 from meshwright.ir.layout.nesting import nesting_problem, splits_of
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
@@ -121,6 +122,10 @@ def _fits(
             ranks = dict(layout.model).get(axis, 1)
             if units < ranks:
                 yield f"{layout.name}: {what}: {placement} has {units} units for {axis} {ranks}"
+            if problem := zigzag_problem(tensor.shape[dim], placement, ranks):
+                yield f"{layout.name}: {what}: {axis}: {problem}"
+            if placement.zigzag and axis == "dp":
+                yield f"{layout.name}: {what}: {placement} on dp, whose parts are samples in order"
             if axis == "dp" and units % graph.batch_size:
                 yield (
                     f"{layout.name}: {what}: {placement} has {units} units, which do not hold "

@@ -3,11 +3,13 @@
 A tensor dim of size D is seen as `outer x units x inner`. `Shard(dim, outer, inner)` splits the
 `units` over a mesh axis; `outer > 1` splits each of `outer` equal sections (the fused q, k, v of
 GPT-2 is `S(1,outer=3)`), `inner > 1` keeps groups of `inner` elements whole (an attention head).
+With `zigzag` ranks take the units of every second section in reverse: `S(1,outer=2,zigzag)` gives
+each an early and a late part of a sequence, so that causal attention is equally much work for all.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -35,12 +37,15 @@ class Shard:
     dim: int
     outer: int = 1
     inner: int = 1
+    zigzag: bool = False
+    """Every second section is shared out in reverse; sections are even in number, and all parts
+    equal."""
 
     def __str__(self) -> str:
         extra = f",outer={self.outer}" * (self.outer > 1) + f",inner={self.inner}" * (
             self.inner > 1
         )
-        return f"S({self.dim}{extra})"
+        return f"S({self.dim}{extra}{',zigzag' * self.zigzag})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ Placement = Replicate | Shard | Partial
 R, RP, P = Replicate(), Replicate(True), Partial()
 
 _COUNT = "([1-9][0-9]{0,14})"
-_SHARD = re.compile(rf"S\(([0-9]{{1,9}})(?:,outer={_COUNT})?(?:,inner={_COUNT})?\)")
+_SHARD = re.compile(rf"S\(([0-9]{{1,9}})(?:,outer={_COUNT})?(?:,inner={_COUNT})?(,zigzag)?\)")
 
 
 @lru_cache(maxsize=4096)
@@ -65,9 +70,11 @@ def parse_placement(text: str) -> Placement:
     if text in fixed:
         return fixed[text]
     if match := _SHARD.fullmatch(text):
-        dim, outer, inner = match.groups()
-        return Shard(int(dim), int(outer or 1), int(inner or 1))
-    raise PlanError(f"placement {shown(text)} is not one of R, R|P, P, S(dim[,outer=n][,inner=n])")
+        dim, outer, inner, zigzag = match.groups()
+        return Shard(int(dim), int(outer or 1), int(inner or 1), bool(zigzag))
+    raise PlanError(
+        f"placement {shown(text)} is not one of R, R|P, P, S(dim[,outer=n][,inner=n][,zigzag])"
+    )
 
 
 def balanced(units: int, parts: int) -> tuple[int, ...]:
@@ -127,6 +134,24 @@ def units_of(size: int, shard: Shard) -> int:
     if size % (shard.outer * shard.inner):
         raise PlanError(f"{shard} does not fit a dim of {size}: not a multiple of outer x inner")
     return size // (shard.outer * shard.inner)
+
+
+def zigzag_problem(size: int, shard: Shard, ranks: int) -> str:
+    """Why so many ranks cannot share a dim of `size` in zigzag, with the nearest size or split that
+    they can; nothing if they can, or `shard` is none."""
+    if not shard.zigzag:
+        return ""
+    if shard.outer % 2:
+        nearest = replace(shard, outer=shard.outer + 1)
+        return f"{shard} has {shard.outer} sections, a zigzag an even number, as {nearest}"
+    step = shard.outer * shard.inner * ranks
+    if size % step:
+        nearest_size = max(step, round(size / step) * step)
+        return (
+            f"{shard} shares a dim of {size} with {ranks} ranks in equal parts: it must be a "
+            f"multiple of {step}, such as {nearest_size}"
+        )
+    return ""
 
 
 def local_size(size: int, shard: Shard, axis: Axis, coordinate: int) -> int:

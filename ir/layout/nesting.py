@@ -7,7 +7,7 @@ splits these as it does is inside of it (`ir.layout.samples`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from meshwright.ir.layout.layout import Axis, Layout, Shard, local_size, units_of
@@ -51,6 +51,11 @@ def nesting_problem(size: int, splits: Splits) -> str:
                 f"{outside} on {a} has {units_of(size, outside)} units, which {axis.parts} parts "
                 f"do not share evenly, but {b} splits inside of it as {inside}"
             )
+        if inside.zigzag and inside.outer // parts % 2:
+            return (
+                f"{inside} on {b} has {inside.outer // parts} sections in each of the {parts} "
+                f"parts of {a}, a zigzag an even number, as {replace(inside, outer=2 * parts)}"
+            )
     return ""
 
 
@@ -79,6 +84,8 @@ class LocalSplit:
     """Elements of each rank of the axis in each of the `outer` sections."""
     section: int
     """Elements of a section before the split."""
+    zigzag: bool = False
+    """Every second section is shared out in reverse."""
 
 
 def local_split(
@@ -104,7 +111,7 @@ def local_split(
         else:
             section = section * local // size
             sizes = [elements * local // size for elements in sizes]
-    return LocalSplit(outer, tuple(sizes), section)
+    return LocalSplit(outer, tuple(sizes), section, shard.zigzag)
 
 
 def dim_runs(size: int, splits: Splits, coordinates: Mapping[str, int]) -> Runs:
@@ -136,8 +143,9 @@ def whole_runs(shape: tuple[int, ...]) -> tuple[Runs, ...]:
 
 def _own(size: int, shard: Shard, axis: Axis, coordinate: int) -> Iterator[tuple[int, int]]:
     units = units_of(size, shard)
-    start, stop = axis.span(units, coordinate)
+    ways = (coordinate, axis.size - 1 - coordinate if shard.zigzag else coordinate)
     for section in range(shard.outer):
+        start, stop = axis.span(units, ways[section % 2])
         yield (section * units + start) * shard.inner, (stop - start) * shard.inner
 
 

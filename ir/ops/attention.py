@@ -49,10 +49,13 @@ def _rule(op: Op, graph: Graph) -> Rule:
         shape = input_shapes(op, graph)[mask]
         inputs.append(aligned((*batch, *grouped, ("l",), ("m",)), len(shape)))
     together = {} if given(op, "dropout_p") else {"ring": ("l", "s")}
+    uneven = ("ring",) if given(op, "is_causal") else ()
     whole = {"s", "m", "e", "f"} | ({"l"} if given(op, "is_causal") else set())
     out = (*batch, *grouped, ("l",), ("f",))
     assert prod(sizes.values()) == (query[-3] if len(query) >= 3 else 1)
-    return make_rule(op, graph, inputs, [out], sizes=sizes, whole=whole, together=together)
+    return make_rule(
+        op, graph, inputs, [out], sizes=sizes, whole=whole, together=together, uneven=uneven
+    )
 
 
 def _dropped(site: OpSite, form: Form) -> Form:
@@ -86,13 +89,24 @@ def _round(site: OpSite, form: Form) -> Form:
     axis = only_axis(site, dims - 2, list(dict.fromkeys(both)))
     extra: dict[str, Value] = {"axis": axis}
     sections: list[int] = []
+    kinds: set[bool] = set()
     for index, name in enumerate(("queries", "keys")):
         shard, size = site.input_layout(index)[axis], site.input(index).shape[-2]
         assert isinstance(shard, Shard)
-        extra[name] = run_sizes(site, axis, size // shard.outer, replace(shard, outer=1))
+        extra[name] = run_sizes(
+            site, axis, size // shard.outer, replace(shard, outer=1, zigzag=False)
+        )
         sections.append(shard.outer)
+        kinds.add(shard.zigzag)
     if sections != [1, 1]:
         extra["sections"] = tuple(sections)
+    if len(kinds) > 1:
+        raise PlanError(
+            f"{site.op.key}: queries are {site.input_layout(0)[axis]} on {axis} and keys "
+            f"{site.input_layout(1)[axis]}; both are in zigzag or neither"
+        )
+    if True in kinds:
+        extra["zigzag"] = True
     return replace(form.having(**extra), target="sharded.ring_attention")
 
 
@@ -109,6 +123,16 @@ def _goes_round(strategy: Strategy, dims: int) -> bool:
     queries are, and passes them round."""
     query, key = strategy.inputs[:2]
     return all(isinstance(p, Shard) and p.dim == dims - 2 for p in (query, key))
+
+
+def _busiest(op: Op, strategy: Strategy, ranks: int, queries: Shape) -> float:
+    """Where queries and keys lie in k sections, the last rank's queries see (k + 1 - 1/ranks) / 2k
+    of the keys, and half of them in the mean; 0 where each rank has all queries."""
+    if not given(op, "is_causal") or not _goes_round(strategy, len(queries)):
+        return 0.0
+    placed = strategy.inputs[0]
+    assert isinstance(placed, Shard)
+    return 1.0 if placed.zigzag else 1 + (1 - 1 / ranks) / placed.outer
 
 
 def _messages(
@@ -141,6 +165,7 @@ FACTS = {
             flops=_flops,
             form=then(_dropped, _round),
             messages=_messages,
+            busiest=_busiest,
         ),
     ),
     **named(

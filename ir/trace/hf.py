@@ -2,7 +2,8 @@
 
 Three things of theirs depend on data or on not being traced: whether a causal mask can be left to
 the attention kernel, whether positions tell of packed sequences, and how tokens go to experts. For
-the time of the trace they are decided from shapes alone, then put back.
+the time of the trace they are decided from shapes alone, then put back. Attention with a plain
+mask of a sliding window, or with sinks, becomes one operator (`ir.graph.windowed`).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,12 @@ from torch import nn
 from transformers import masking_utils
 from transformers.integrations import moe
 
+from meshwright.ir.trace.hf_attention import (
+    WITH_SINKS,
+    PlainMasks,
+    attending,
+    set_up_sinks,
+)
 from meshwright.ir.trace.hf_experts import common_experts, set_up
 
 _IMPLEMENTATION = "meshwright"
@@ -23,6 +30,7 @@ _IMPLEMENTATION = "meshwright"
 def prepare(copy: nn.Module) -> None:
     """Set a (copied) model up: no key-value caches, experts as one operator; nested configs too."""
     set_up(copy)
+    set_up_sinks(copy)
     seen: set[int] = set()
     for module in copy.modules():
         for config in _configs(getattr(module, "config", None), seen):
@@ -48,18 +56,22 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     implementations: Any = moe.ALL_EXPERTS_FUNCTIONS
     find_packed = masking_utils.find_packed_sequence_indices
     original, eager = masks["sdpa"], masks["eager"]
-    masks["sdpa"] = _leave_to_kernel(original)
+    plain = PlainMasks()
+    masks["sdpa"] = plain.remembering(_leave_to_kernel(original))
     masks["eager"] = partial(_by_broadcasting, eager)
+    masks[WITH_SINKS] = plain.remembering(masks["eager"])
     implementations[_IMPLEMENTATION] = common_experts
     if "position_ids" not in input_names:
         # Positions that the model counts itself never tell of packed sequences.
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
-        yield
+        with attending(plain):
+            yield
     finally:
         masking_utils.find_packed_sequence_indices = find_packed
         del implementations[_IMPLEMENTATION]
         masks["sdpa"], masks["eager"] = original, eager
+        del masks[WITH_SINKS]
 
 
 def _leave_to_kernel(original: Callable[..., Any]) -> Callable[..., Any]:

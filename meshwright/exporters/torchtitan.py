@@ -12,7 +12,7 @@ from meshwright.tools.export.export_tensor import tensor_splits
 
 _SCHEDULES = {
     "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
+    "zbv": "ZBVZeroBubble", "dual_pipe_v": "DualPipeV",
 }  # fmt: skip
 _REMAT = {"full": "FullActivationRematConfig()", "none": "None"}
 _LAYERS = (

@@ -5,6 +5,8 @@ from functools import cache
 from itertools import zip_longest
 from math import prod
 
+from meshwright.costmodel.ops.op_classes import classify
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.inside.expert_weights import expert_weights
@@ -18,6 +20,10 @@ TENSOR_BESIDE = 4
 """Ranks of tensor parallelism at most beside ranks of experts with samples of their own."""
 NODES = 2
 """Model axes in several factors may reach over so many nodes."""
+
+LEAST_TOKENS = 4096
+"""Tokens that a rank has of a sample, at least, where samples are split over more nodes than that:
+there a ring has enough to compute beside each message."""
 
 
 @cache
@@ -51,6 +57,7 @@ def forms(problem: Problem) -> tuple[ModelMesh, ...]:
         _in_two(most),
         _beside_tensor("ep", experts, wide, most),
         _beside_tensor("cp", context, wide, most),
+        _over_nodes(problem, sizes, most),
         _in_three(most),
     ]
     in_turn = zip_longest(*(sorted(kind, key=_ranks) for kind in kinds))
@@ -86,8 +93,23 @@ def _ranks(mesh: ModelMesh) -> int:
     return prod(size for _, size in mesh)
 
 
+def _over_nodes(problem: Problem, tensor: tuple[int, ...], most: int) -> Iterator[ModelMesh]:
+    """Longer samples over more ranks: sequences alone, and around the widest tensor axis."""
+    devices = problem.cluster.num_devices
+    for size in _powers(min(longest_sample(problem.graph) // LEAST_TOKENS, devices)):
+        for tp in dict.fromkeys((1, max(tensor, default=1))):
+            if most < size * tp <= devices:
+                yield model_mesh({"cp": size, "tp": tp})
+
+
+def longest_sample(graph: Graph) -> int:
+    """Queries of the longest attention; 0 if there is none."""
+    found = (op.inputs[0] for op in graph.ops if classify(op.target) is OpClass.ATTENTION)
+    return max((graph.tensors[name].shape[-2] for name in found), default=0)
+
+
 def has_attention(graph: Graph) -> bool:
-    return any("scaled_dot_product" in op.target for op in graph.ops)
+    return longest_sample(graph) > 0
 
 
 def num_experts(graph: Graph) -> int:

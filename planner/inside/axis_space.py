@@ -138,7 +138,7 @@ class Spreader:
         """What may be done on one axis, beside whatever the others do; the same on all axes of one
         size that are for the same."""
         axis, size = self.mesh[at]
-        kind = AxisKind(size, outers=self._outers(at))
+        kind = AxisKind(size, outers=self._outers(at), zigzag=_evens_out(axis))
         family = "tp" if axis.startswith("tp") else axis
         key = "axis", kind, family, min(len(self.mesh), MANY), axis == self.apart
         return self._once(key, lambda: self._axis(kind, axis))
@@ -207,26 +207,39 @@ class Spreader:
         return {name: tuple(placed) for name, placed in found.items()}
 
     def _outers(self, at: int) -> tuple[int, ...]:
-        """An axis may split inside the parts of any of the others."""
-        others = [size for i, (_, size) in enumerate(self.mesh) if i != at]
-        found = {prod(some) for n in range(len(others) + 1) for some in combinations(others, n)}
+        """An axis may split inside the parts of any of the others, twice as many if in zigzag."""
+        others = [each for i, each in enumerate(self.mesh) if i != at]
+        found = set[int]()
+        for some in (c for n in range(len(others) + 1) for c in combinations(others, n)):
+            parts = prod(size for _, size in some)
+            found |= {parts, 2 * parts if self.zigzags(some) else parts}
         return tuple(sorted(found))
+
+    def zigzags(self, axes: ModelMesh) -> bool:
+        """Whether one of these axes may split something in zigzag."""
+        uneven = any(rule and rule.uneven for rule in self.rules.values())
+        return uneven and any(_evens_out(axis) for axis, _ in axes)
 
     @cached_property
     def alone(self) -> Mapping[str, OwnSplits]:
         """Per value, by its common name: how an axis may split it that is alone."""
-        known: dict[str, set[tuple[int, int]]] = {}
-        for size in dict.fromkeys(size for _, size in self.mesh):
-            for name, own in self.spread(AxisKind(size))[1].items():
-                known.setdefault(name, set()).update((s.dim, s.outer) for s in own)
+        known: dict[str, set[tuple[int, int, bool]]] = {}
+        for kind in dict.fromkeys(AxisKind(n, zigzag=_evens_out(axis)) for axis, n in self.mesh):
+            for name, own in self.spread(kind)[1].items():
+                known.setdefault(name, set()).update((s.dim, s.outer, s.zigzag) for s in own)
         for name, placed in self._labels.items() if self.apart else ():
-            known.setdefault(name, set()).update((s.dim, s.outer) for s in placed)
+            known.setdefault(name, set()).update((s.dim, s.outer, s.zigzag) for s in placed)
         return {name: frozenset(own) for name, own in known.items()}
 
 
 def _has_units(rule: Rule, split: Split, kind: AxisKind) -> bool:
     """Whether each rank has some of what is split, that of samples aside."""
     return all(kind.admits(units(rule, one)) for one in single_splits(rule, split))
+
+
+def _evens_out(axis: str) -> bool:
+    """Whether ranks of an axis may have early and late parts of a sequence."""
+    return axis == "cp"
 
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:

@@ -23,6 +23,8 @@ class AxisKind:
     batch: int = 0
     outers: tuple[int, ...] = (1,)
     """Into how many parts other axes may have cut a factor that this one splits inside of them."""
+    zigzag: bool = False
+    """Whether it may take every second section in reverse, where that evens out work."""
 
     def admits(self, units: int) -> bool:
         """No rank may be left without a unit."""
@@ -41,6 +43,7 @@ class Split:
     inner: int = 1
     follow: int = 1
     """Sections of factors that are split together with this one, and only along runs."""
+    zigzag: bool = False
 
 
 Taken = Mapping[str, Mapping[int, int]]
@@ -61,7 +64,10 @@ def split_of(rule: Rule, dims: Dims, shard: Shard, axis: AxisKind) -> Split | No
             return None
         outer = shard.outer // before
         if outer < own or own == 1:
-            return _inside(factor, own, outer, shard.inner, prod(sizes[i + 1 :]), units, axis)
+            if shard.zigzag and (outer % 2 or units % axis.size):
+                return None
+            split = _inside(factor, own, outer, shard.inner, prod(sizes[i + 1 :]), units, axis)
+            return split and replace(split, zigzag=shard.zigzag)
         before *= own
     return None
 
@@ -90,7 +96,8 @@ def shard_of(rule: Rule, dims: Dims, split: Split, axis: AxisKind) -> Shard | No
                 before = prod(rule.sizes[f] for f in factors[:at])
                 after = prod(rule.sizes[f] for f in factors[at + 1 :])
                 even = axis.even(units(rule, one))
-                return Shard(dim, before * one.outer, 1 if even else one.inner * after)
+                inner = 1 if even else one.inner * after
+                return Shard(dim, before * one.outer, inner, one.zigzag)
     return None
 
 
@@ -100,7 +107,10 @@ def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
     if split.factor not in rule.together:
         return (split,)
     lead, *others = rule.together[split.factor]
-    followers = (Split(f, split.follow if f in rule.plain else split.outer) for f in others)
+    followers = (
+        Split(f, split.follow) if f in rule.plain else Split(f, split.outer, zigzag=split.zigzag)
+        for f in others
+    )
     return (replace(split, factor=lead, follow=1), *followers)
 
 
@@ -130,9 +140,13 @@ def allowed(op: Op, rule: Rule, split: Split, axis: AxisKind, taken: Taken) -> b
         return False
     if not all(axis.admits(units(rule, one)) for one in singles):
         return False
+    if split.zigzag and not all(units(rule, one) % axis.size == 0 for one in singles):
+        return False
     if _tears(rule, split) or (axis.batch and split.factor in rule.together):
         return False
     plain = split.factor in rule.plain
+    if plain and split.zigzag:
+        return False
     for name, dims in zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True):
         shard = shard_of(rule, dims, split, axis)
         if not shard:
@@ -151,11 +165,13 @@ def _tears(rule: Rule, split: Split) -> bool:
 def natural_splits(op: Op, rule: Rule, axis: AxisKind, taken: Taken) -> Iterator[Split]:
     """Every factor as a whole, or inside the parts of other axes."""
     for factor in sorted(rule.split):
-        for outer in axis.outers:
-            together = factor in rule.together
-            found = _following(rule, Split(factor, outer), factor, axis) if together else ()
-            for split in found or (Split(factor, outer),):
-                whole = rule.sizes[single_splits(rule, split)[0].factor] % outer == 0
+        ways = [Split(factor, outer) for outer in axis.outers]
+        if axis.zigzag and factor in rule.uneven:
+            ways.append(Split(factor, 2, zigzag=True))
+        together = factor in rule.together
+        for way in ways:
+            for split in _following(rule, way, factor, axis) if together else (way,):
+                whole = rule.sizes[single_splits(rule, split)[0].factor] % split.outer == 0
                 if whole and allowed(op, rule, split, axis, taken):
                     yield split
 

@@ -17,8 +17,8 @@ Picks = Ints
 """Combination x axis: which of the axis's own choices it takes."""
 Sizes = tuple[int, ...]
 """Ranks of each axis."""
-OwnSplits = frozenset[tuple[int, int]]
-"""Dim and `outer` of splits that a value may have on an axis alone."""
+OwnSplits = frozenset[tuple[int, int, bool]]
+"""Dim, `outer` and `zigzag` of splits that a value may have on an axis alone."""
 
 
 def combine(counts: Sequence[int], together: Callable[[int, int], Bools]) -> Picks:
@@ -98,7 +98,7 @@ def _reached(
     outers = [np.array([s.outer if s else 0 for s in each]) for each in shards]
     kept = np.ones(len(picks), np.bool_)
     for a, each in enumerate(shards):
-        alone = np.array([s is None or (s.dim, s.outer) in own for s in each], np.bool_)
+        alone = np.array([s is None or (s.dim, s.outer, s.zigzag) in own for s in each], np.bool_)
         mine = picks[:, a]
         fits = alone[mine]
         for b, size in enumerate(sizes):
@@ -123,9 +123,16 @@ def nesting(
 
 def _nests(shape: tuple[int, ...], p: Placement, m: int, q: Placement, n: int) -> bool:
     assert isinstance(p, Shard) and isinstance(q, Shard)
-    if q.outer % (p.outer * m) == 0:
-        return units_of(shape[p.dim], p) % m == 0
-    return p.outer % (q.outer * n) == 0 and units_of(shape[q.dim], q) % n == 0
+    size = shape[p.dim]
+    return _inside(size, p, m, q) or _inside(size, q, n, p)
+
+
+def _inside(size: int, outside: Shard, ranks: int, inside: Shard) -> bool:
+    """Whether one goes on in each part of the other."""
+    sections, rest = divmod(inside.outer, outside.outer * ranks)
+    if rest or units_of(size, outside) % ranks:
+        return False
+    return not (inside.zigzag and sections % 2)
 
 
 def _plain_dims(rule: Rule | None) -> list[tuple[int, int]]:

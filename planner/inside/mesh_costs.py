@@ -10,6 +10,7 @@ from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import RP, R, Shard
+from meshwright.ir.ops import facts
 from meshwright.planner.inside.axis_layout import shard_share, strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.layout_objective import Regime
@@ -51,7 +52,7 @@ def op_seconds(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> 
         return kept
     left = np.ones(len(own.picks))
     for axis in range(len(space.mesh)):
-        left *= _shares(graph, own, space, axis)
+        left *= _shares(graph, own, space, axis) * _unevenness(graph, own, space, axis)
     computing = (
         _timed(graph, own, space, regime, left)
         if regime.timer
@@ -148,6 +149,16 @@ def _sent_shares(graph: Graph, own: OpSpace, space: MeshSpace, axis: int) -> Flo
         else shard_share(graph, name, s.inputs[0], ranks)
         for s in own.found[axis]
     ]
+    return np.array(each)[own.picks[:, axis]]
+
+
+def _unevenness(graph: Graph, own: OpSpace, space: MeshSpace, axis: int) -> Floats:
+    """Per state: how much more than the mean the busiest rank of an axis does."""
+    count, ranks = facts(own.op.target).busiest, space.mesh[axis][1]
+    if count is None:
+        return np.ones(len(own.picks))
+    shape = graph.tensors[own.op.inputs[0]].shape
+    each = [count(own.op, s, ranks, shape) or 1.0 for s in own.found[axis]]
     return np.array(each)[own.picks[:, axis]]
 
 

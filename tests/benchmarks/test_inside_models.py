@@ -15,8 +15,10 @@ from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.quick import QUICK
 from tests.codegen.zoo import traced, wanted
 
+ZIGZAG = "S(2,outer=2,zigzag)"
 CASES = [
     ("llama", {"cp": 3, "tp": 2}, (3, 1), "S(2) S(2) S(2) -> S(2)"),
+    ("llama", {"cp": 4, "tp": 2}, (2,), " ".join([ZIGZAG] * 3) + f" -> {ZIGZAG}"),
     ("bert_mlm", {"cp": 3}, (8,), "S(2) S(2) S(2) S(2) -> S(2)"),
     ("mixtral", {"cp": 2, "ep": 2}, (3, 1),
      "S(0,outer=16) S(0,outer=16) S(0,outer=16) S(0) S(0) -> S(0,outer=16)"),

@@ -38,14 +38,15 @@ def _counted(model: nn.Module) -> tuple[float, float]:
     tokens = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
     graph = trace(model, {"input_ids": tokens, "labels": tokens})
     linear = sum(op.flops for op in graph.ops if op.target == "aten.linear.default")
-    attention = sum(op.flops for op in graph.ops if "scaled_dot_product" in op.target)
+    attention = sum(op.flops for op in graph.ops if "attention" in op.target)
     return linear, attention
 
 
 def _check(model: nn.Module, weights: int, score_and_value: int) -> None:
     """Two flops per weight and token, and per pair of tokens and width of a head's two products.
 
-    Attention with a mask multiplies all pairs, whatever the mask or the window leaves out.
+    Attention with a mask multiplies all pairs, whatever that leaves out; over a window those of a
+    block, which so few tokens do not fill.
     """
     linear, attention = _counted(model)
     assert linear == 2 * SAMPLES * LENGTH * (LAYERS * weights + VOCABULARY * WIDTH)

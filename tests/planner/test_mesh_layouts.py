@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -157,13 +158,31 @@ def layer(layouts: Sequence[BlockLayout]) -> BlockLayout:
 
 
 def test_context_parallel_attention_is_a_ring() -> None:
-    """Borders are split by sequence, and nothing but keys and values moves inside a layer."""
+    """Borders are split by sequence, and nothing but keys and values moves inside a layer. Each
+    rank has an early and a late part, as the attention is causal; tensor axes split inside."""
+    zigzag = "S(2,outer=2,zigzag)"
+    for mesh in (MESHES["cp"], MESHES["cp x tp"]):
+        found = layer(solve_layouts(wide(), mesh, usual(mesh), split_borders=True))
+        assert found.inputs[0]["cp"] == found.outputs[0]["cp"] == "S(1,outer=2,zigzag)"
+        attention = next(s["cp"] for key, s in found.ops.items() if "scaled_dot" in key)
+        assert attention == f"{zigzag} {zigzag} {zigzag} -> {zigzag}"
+    found = layer(solve_layouts(wide(), MESHES["cp"], usual(MESHES["cp"]), split_borders=True))
+    assert {texts["cp"] for texts in found.parameters.values()} == {"R|P"}
+
+
+def test_a_zigzag_is_shared_in_equal_parts_or_refused() -> None:
     mesh = MESHES["cp"]
     found = layer(solve_layouts(wide(), mesh, usual(mesh), split_borders=True))
-    assert found.inputs[0]["cp"] == found.outputs[0]["cp"] == "S(1)"
-    attention = next(s["cp"] for key, s in found.ops.items() if "scaled_dot" in key)
-    assert attention == "S(2) S(2) S(2) -> S(2)"
-    assert {texts["cp"] for texts in found.parameters.values()} == {"R|P"}
+    block = next(b for b in wide().distinct_blocks() if b.pattern == found.pattern)
+    for text, said in (
+        ("S(1,zigzag)", "has 1 sections, a zigzag an even number, as S(1,outer=2,zigzag)"),
+        ("S(1,outer=2048,zigzag)", "must be a multiple of 4096, such as 4096"),
+    ):
+        odd = replace(found, inputs=({**found.inputs[0], "cp": text}, *found.inputs[1:]))
+        assert any(said in problem for problem in layout_problems(wide(), block, odd))
+    inside = replace(found, mesh={"tp": 3, "cp": 2}, inputs=(
+        {"tp": "S(1)", "cp": "S(1,outer=3,zigzag)"}, *found.inputs[1:]))  # fmt: skip
+    assert layout_problems(wide(), block, inside)
 
 
 def test_borders_between_equal_blocks_are_equal() -> None:

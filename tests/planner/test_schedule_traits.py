@@ -84,7 +84,7 @@ def test_no_step_is_below_its_bound(name: str, pins: tuple[str, ...]) -> None:
 def test_traits_of_the_files() -> None:
     halves = {name for name in SCHEDULES if traits(name).halves}
     early = {name for name in SCHEDULES if traits(name).early}
-    assert halves == {"zero_bubble", "zbv"}
+    assert halves == {"zero_bubble", "zbv", "dual_pipe_v"}
     assert early == {
         "pre_recompute_1f1b", "last_no_recompute_1f1b", "full_critical_path_1f1b"
     }  # fmt: skip

@@ -2,11 +2,16 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.pipelining.schedules import _Action, _validate_schedule
+from torch.distributed.pipelining.schedules import (
+    ScheduleDualPipeV,
+    _Action,
+    _validate_schedule,
+)
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import (
@@ -47,6 +52,9 @@ GOLDEN = {
     "full_critical_path_1f1b": """
         0K0 0F1 0F2 0B0 0R1 0B1 0R2 0B2
         1K0 1B0 1K1 1B1 1K2 1B2""",
+    "dual_pipe_v": """
+        0F0 0F1 0F2 3F0 3I0 3W0 3F1 3B1 3F2 0B0 3B2 0B1 0I2 0W2
+        1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 2B1 1B1 2B2 1B2""",
     "zbv": """
         0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0F2 0W1 3F2 3I2 3W2 0I2 0W2
         1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 2W1 1W0 1W1 1F2 2F2 2I2 1I2 2W2 1W2""",
@@ -115,6 +123,19 @@ def test_torch_accepts_the_rows(name: str, ranks: int, microbatches: int, tmp_pa
         rows = {i: [_Action.from_str(s) for s in row] for i, row in enumerate(csv.reader(file))}
     owners = _validate_schedule(rows, ranks, schedule.num_stages, microbatches)
     assert owners == {s: schedule.rank_of(s) for s in range(schedule.num_stages)}
+
+
+@pytest.mark.parametrize("ranks,microbatches", [(1, 2), (2, 4), (3, 7), (4, 8), (4, 13)])
+def test_dual_pipe_v_is_that_of_torch(ranks: int, microbatches: int) -> None:
+    """Which has pairs of a forward and a backward as one action each, of two."""
+    theirs: Any = object.__new__(ScheduleDualPipeV)
+    theirs.pp_group_size, theirs._n_microbatches = ranks, microbatches
+    rows = [
+        " ".join(str(a) for one in row if one for a in one.sub_actions or (one,))
+        for row in map(theirs._calculate_single_rank_operations, range(ranks))
+    ]
+    schedule = make_schedule("dual_pipe_v", 2 * ranks, microbatches, ranks)
+    assert str(schedule).splitlines() == rows
 
 
 def _of_torch(schedule: Schedule) -> Schedule:

@@ -206,8 +206,8 @@ def test_repeating_keeps_order_and_memory() -> None:
 
 def test_files_are_those_of_the_placement() -> None:
     asked = task([(1, 1, 1)] * 4, 4, placement=(0, 1, 1, 0))
-    assert [one.name for one in files(asked)] == ["zbv"]
-    assert list(files(asked)) == [make_schedule("zbv", 4, 4, 2)]
+    assert [one.name for one in files(asked)] == ["dual_pipe_v", "zbv"]
+    assert make_schedule("zbv", 4, 4, 2) in list(files(asked))
 
 
 @pytest.mark.parametrize("room", range(240, 300, 6))

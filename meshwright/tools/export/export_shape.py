@@ -8,7 +8,7 @@ from meshwright.ir.placed.route import travels
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 from meshwright.ir.plan.sampled import sample_ranks
 
-TOOL_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zbv", "zero_bubble")
+TOOL_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved", "zbv", "zero_bubble", "dual_pipe_v")
 """Schedules that tools have names for."""
 
 

@@ -34,6 +34,7 @@ class Case:
     lead: tuple[int, ...] = (2,)
     sections: int = 1
     """The sequence is cut into so many, each split as `queries` and `keys` say."""
+    zigzag: bool = False
 
     def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """Queries, keys, values, mask, gradient of the result."""
@@ -90,6 +91,11 @@ CASES = {
     "sections, fewer keys": Case((3, 2), (1, 1), causal=True, sections=3),
     "sections and a bias": Case((3, 2), (3, 2), mask="heads", sections=2),
     "sections and a mask": Case((2, 2), (1, 2), mask="bool", sections=2),
+    "zigzag": Case((2, 2), (2, 2), causal=True, sections=2, zigzag=True),
+    "zigzag of three": Case((2, 2, 2), (2, 2, 2), heads=4, causal=True, sections=2, zigzag=True),
+    "zigzag of four": Case((1,) * 4, (1,) * 4, causal=True, sections=4, zigzag=True),
+    "zigzag and a mask": Case((2, 2), (1, 1), mask="bool", sections=2, zigzag=True),
+    "zigzag and a bias": Case((1,) * 3, (2,) * 3, mask="heads", sections=2, zigzag=True),
     "no batch": Case((3, 2), (3, 2), lead=(), causal=True),
 }
 
@@ -111,21 +117,35 @@ def _leaf(x: Tensor) -> Tensor:
     return x.requires_grad_() if x.is_floating_point() else x
 
 
-def split(x: Tensor, sizes: tuple[int, ...], rank: int, sections: int = 1) -> Tensor:
+def split(
+    x: Tensor, sizes: tuple[int, ...], rank: int, sections: int = 1, zigzag: bool = False
+) -> Tensor:
     """A rank's share of the sequence; the whole if there is one for all."""
     if x.shape[-2] == 1:
         return x
-    runs = torch.split_with_sizes(x, sizes * sections, -2)
-    return torch.cat(runs[rank :: len(sizes)], -2)
+    runs, ranks = torch.split_with_sizes(x, sizes * sections, -2), len(sizes)
+    return torch.cat(
+        [runs[i * ranks + at] for i, at in enumerate(_ways(ranks, rank, sections, zigzag))], -2
+    )
 
 
-def joined(parts: list[Tensor], sizes: tuple[int, ...], sections: int) -> Tensor:
+def _ways(ranks: int, rank: int, sections: int, zigzag: bool) -> list[int]:
+    """Which part of each section a rank has."""
+    return [ranks - 1 - rank if zigzag and i % 2 else rank for i in range(sections)]
+
+
+def joined(
+    parts: list[Tensor], sizes: tuple[int, ...], sections: int, zigzag: bool = False
+) -> Tensor:
     """The sequence that was split."""
     runs = [
         torch.split_with_sizes(part, [size] * sections, -2)
         for part, size in zip(parts, sizes, strict=True)
     ]
-    return torch.cat([run for section in zip(*runs, strict=True) for run in section], -2)
+    together = [list(section) for section in zip(*runs, strict=True)]
+    if zigzag:
+        together[1::2] = [section[::-1] for section in together[1::2]]
+    return torch.cat([run for section in together for run in section], -2)
 
 
 def ringed(case: Case, comm: Comm, axis: str = "cp") -> tuple[Tensor, list[Tensor | None]]:
@@ -134,20 +154,21 @@ def ringed(case: Case, comm: Comm, axis: str = "cp") -> tuple[Tensor, list[Tenso
     rank = comm.coordinates[axis]
     sizes = (case.queries, case.keys, case.keys, case.queries)
     leaves = [
-        None if x is None else _leaf(split(x, share, rank, case.sections))
+        None if x is None else _leaf(split(x, share, rank, case.sections, case.zigzag))
         for x, share in zip((q, k, v, mask), sizes, strict=True)
     ]
     out = ring_attention(
         comm, leaves[0], leaves[1], leaves[2], axis, case.queries, case.keys, leaves[3], 0.0,
         case.causal, case.scale, case.heads != case.groups, (case.sections, case.sections),
+        case.zigzag,
     )  # fmt: skip
-    out.backward(split(grad, case.queries, rank, case.sections))
+    out.backward(split(grad, case.queries, rank, case.sections, case.zigzag))
     return out.detach(), [None if x is None else x.grad for x in leaves]
 
 
 def check(case: Case, results: list[tuple[Tensor, list[Tensor | None]]]) -> None:
     out, grads = whole(case)
-    made = joined([made for made, _ in results], case.queries, case.sections)
+    made = joined([made for made, _ in results], case.queries, case.sections, case.zigzag)
     torch.testing.assert_close(made, out)
     sizes = (case.queries, case.keys, case.keys, case.queries)
     for i, grad in enumerate(grads):
@@ -156,7 +177,7 @@ def check(case: Case, results: list[tuple[Tensor, list[Tensor | None]]]) -> None
             together = (
                 torch.stack(parts).sum(0)
                 if grad.shape[-2] == 1
-                else joined(parts, sizes[i], case.sections)
+                else joined(parts, sizes[i], case.sections, case.zigzag)
             )
             torch.testing.assert_close(together, grad)
 
@@ -207,6 +228,25 @@ def test_sections_even_out() -> None:
     }  # fmt: skip
     case = Case((8,), (8,), heads=4, causal=True)
     one_op.check(_op(replace(case, groups=4)), split, {"cp": 2, "tp": 2})
+
+
+def test_zigzag_with_another_axis_inside_and_in_rows_of_tokens() -> None:
+    """Heads split beside it, and tokens of all samples in one dim, which cp and tp split."""
+    zigzag = "S(2,outer=2,zigzag)"
+    split = {"cp": " ".join([zigzag] * 3) + f" -> {zigzag}", "tp": SPLIT["tp"]}
+    for ranks in (2, 4):
+        case = Case((8,), (8,), heads=4, groups=4, causal=True)
+        one_op.check(_op(case), split, {"cp": ranks, "tp": 2})
+    x, weight = (torch.randn(n, 6, dtype=F64, requires_grad=True) for n in (16, 5))
+    rows = {"cp": "S(0,outer=4,zigzag) R|P -> S(0,outer=4,zigzag)", "tp": "R|P S(0) -> S(1)"}
+    one_op.check(one_op.Case("aten.linear.default", {"input": x, "weight": weight}), rows,
+                 {"cp": 2, "tp": 2})  # fmt: skip
+
+
+def test_zigzag_of_queries_alone_is_refused() -> None:
+    split = "S(2,outer=2,zigzag) S(2,outer=2) S(2,outer=2) -> S(2,outer=2,zigzag)"
+    with pytest.raises(PlanError, match="both are in zigzag or neither"):
+        one_op.check(_op(Case((8,), (8,), causal=True)), {"cp": split}, {"cp": 2})
 
 
 def test_ring_over_one_axis_only() -> None:

@@ -1,0 +1,147 @@
+"""Attention of transformers' models over windows and with sinks, as one operator while traced.
+
+The library hands attention a mask, which tells nothing of how it was made. So masks that are plain
+(causal, or causal within a sliding window, of whole unpadded samples) are remembered as they are
+made, and attention that gets one of them becomes `meshwright.windowed_attention`; the mask is then
+read by nobody. All else is computed as the library does.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, masking_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.windowed import WINDOWED_ATTENTION
+
+WITH_SINKS = "meshwright_sinks"
+# The library makes no masks at all for names that it does not know for good.
+masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(WITH_SINKS, masking_utils.eager_mask)
+_ALL = "and_masks.<locals>.and_mask"
+_WINDOW = "sliding_window_overlay.<locals>.inner_mask"
+MakeMask = Callable[..., Any]
+
+
+def set_up_sinks(copy: nn.Module) -> None:
+    """Has models with sinks, which the library computes by whole scores alone, ask for ours."""
+    for module in copy.modules():
+        sinks = any(name.endswith(".sinks") for name, _ in module.named_parameters())
+        if isinstance(module, PreTrainedModel) and sinks and module._supports_attention_backend:
+            config: Any = module.config
+            if config._attn_implementation == "eager":
+                config._attn_implementation_internal = WITH_SINKS
+
+
+def window_of(mask_function: Any) -> int | None:
+    """The window of a causal mask, 0 if it is all that was before; None of any other mask."""
+    windows, causal = list[int](), False
+    for part in _parts(mask_function):
+        name = getattr(part, "__qualname__", "")
+        if name == "causal_mask_function" and _is_library(part):
+            causal = True
+        elif name == _WINDOW and _is_library(part):
+            windows.append(part.__closure__[0].cell_contents)
+        else:
+            return None
+    return min(windows, default=0) if causal else None
+
+
+def _is_library(function: Any) -> bool:
+    return str(function.__module__) == masking_utils.__name__
+
+
+def _parts(function: Any) -> Iterator[Any]:
+    if getattr(function, "__qualname__", "") == _ALL and _is_library(function):
+        for part in function.__closure__[0].cell_contents:
+            yield from _parts(part)
+    else:
+        yield function
+
+
+@dataclass
+class PlainMasks:
+    """Masks that were made during a trace, with their windows."""
+
+    known: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    """By identity; the tensor is kept, so that no other gets its number."""
+
+    def remembering(self, make: MakeMask) -> MakeMask:
+        """The same masks; of plain ones it is known what they are."""
+
+        def mask(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            window = window_of(kwargs.get("mask_function"))
+            whole = kwargs.get("attention_mask") is None and not kwargs.get("q_offset")
+            whole &= not kwargs.get("kv_offset") and kwargs["q_length"] == kwargs["kv_length"]
+            if isinstance(made, Tensor) and whole and window is not None:
+                self.known[id(made)] = made, window
+            return made
+
+        return mask
+
+    def window(self, mask: Any) -> int | None:
+        """None if it is no plain one."""
+        found = self.known.get(id(mask))
+        return found[1] if found and found[0] is mask else None
+
+
+@contextmanager
+def attending(masks: PlainMasks) -> Iterator[None]:
+    """Attention as the trace wants it; as it was afterwards."""
+    functions: Any = ALL_ATTENTION_FUNCTIONS
+    original = functions["sdpa"]
+    functions["sdpa"] = _by_windows(original, masks)
+    functions[WITH_SINKS] = _by_windows(_by_scores, masks)
+    try:
+        yield
+    finally:
+        functions["sdpa"] = original
+        del functions[WITH_SINKS]
+
+
+_CHANGES = ("softcap", "position_bias", "cache", "output_attentions")
+"""Arguments under which attention is something else."""
+
+
+def _by_windows(original: Callable[..., Any], masks: PlainMasks) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+        dropout: float = 0.0, scaling: float | None = None, **more: Any,
+    ) -> Any:  # fmt: skip
+        window = masks.window(attention_mask)
+        changed = dropout or any(more.get(name) for name in _CHANGES)
+        if window is None or changed or query.shape[2] != key.shape[2]:
+            return original(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+            )
+        made = WINDOWED_ATTENTION(query, key, value, window, more.get("s_aux"), scaling)
+        return made.transpose(1, 2).contiguous(), None
+
+    return attention
+
+
+def _by_scores(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, s_aux: Tensor | None = None, **more: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention with sinks by whole scores, as gpt-oss has it."""
+    assert s_aux is not None
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if attention_mask is None:
+        raise PlanError(
+            f"{type(module).__name__}: attention with sinks got no mask, so that it is not known "
+            "what it may see; pass attn_implementation='eager' when the model is made"
+        )
+    scores = scores + attention_mask
+    column = s_aux[None, :, None, None].expand(query.shape[0], -1, query.shape[2], 1)
+    chances = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    kept = F.dropout(chances, dropout, module.training).to(value.dtype)
+    return (kept @ value).transpose(1, 2).contiguous(), kept
