@@ -9,128 +9,27 @@ A lost device is tried again after a while: the job saves, and goes on with it.
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from meshwright.arguments.targets import Target, cluster_of, load_target
+from meshwright.arguments.targets import cluster_of, load_target
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.remaining import without
-from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
-from meshwright.ir.graph.graph import Graph
+from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.search.options import SearchOptions
-from meshwright.planner.search.search import search
 from meshwright.running.ranks import JobEnd, Ranks, say_end
+from meshwright.running.replan import NewPlan, Replanner
 from meshwright.running.verdict import judge
-from meshwright.runtime.job.compile import inputs_of
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
 
 JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
-SEARCH_S = 10.0
 _WAIT_S = 0.1
-_NICE = 10
-"""Of the thread that searches ahead."""
-
-
-@dataclass
-class Replanner:
-    """Plans for what is left of a cluster, each searched once."""
-
-    plan: Plan
-    cluster: Cluster
-    target: Target
-    time_limit_s: float = SEARCH_S
-    _found: dict[str, Plan] = field(default_factory=dict)
-    _graph: Graph | None = None
-    _lock: Any = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        check_elastic(self.plan, self.cluster)
-        self._found[self.cluster.fingerprint] = self.plan
-
-    def plan_without(self, lost: Sequence[int]) -> Plan:
-        """The plan for all but the devices of these ranks; Infeasible or PlanError if none is."""
-        left = without(self.cluster, lost)
-        with self._lock:
-            if left.fingerprint not in self._found:
-                self._found[left.fingerprint] = self._search(left)
-            return self._found[left.fingerprint]
-
-    def _search(self, left: Cluster) -> Plan:
-        pins = tuple(self.plan.constraints)
-        try:
-            found = self._with_pins(left, pins)
-        except (Infeasible, PlanError):
-            if not pins:
-                raise
-            # They were pinned for another number of devices.
-            found = self._with_pins(left, ())
-        if _trained(found) != _trained(self.plan):
-            raise PlanError(
-                f"for {left.name} only a plan was found that trains parameters in another way: pin "
-                "what is to be trained how, so that it holds on fewer devices"
-            )
-        return found
-
-    def _with_pins(self, left: Cluster, pins: Sequence[str]) -> Plan:
-        options = SearchOptions(
-            optimizer=self.plan.optimizer, precision=self.plan.precision,
-            max_grad_norm=self.plan.max_grad_norm, constraints=pins,
-            objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
-        )  # fmt: skip
-        try:
-            return search(self.graph, left, options)
-        except Infeasible:  # to fill devices is better than to stop
-            return search(self.graph, left, options, memory_headroom=0.0)
-
-    def dropped(self, found: Plan) -> tuple[str, ...]:
-        """The pins of the first plan that another one does not keep."""
-        return tuple(pin for pin in self.plan.constraints if pin not in found.constraints)
-
-    @property
-    def graph(self) -> Graph:
-        """The model's step, as ranks trace it."""
-        if self._graph is None:
-            plan, given = self.plan, self.target.example_inputs
-            self._graph = trace(
-                self.target.model, given if given is not None else inputs_of(plan),
-                self.target.loss_fn, global_batch_size=plan.global_batch_size,
-                kernels=plan.kernels, precision=plan.precision,
-            )  # fmt: skip
-        return self._graph
-
-    def search_ahead(self, lost: Sequence[int]) -> None:
-        """Beside training: finds the plan for one device less, whichever it will be."""
-        more = [r for r in range(self.cluster.num_devices) if r not in lost]
-        if len(more) > 1:
-            self._thread = threading.Thread(
-                target=self._ahead, args=((*lost, more[-1]),), name="search ahead", daemon=True
-            )
-            self._thread.start()
-
-    def close(self) -> None:
-        """Waits for a search that is under way: a process that ends within one aborts."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _ahead(self, lost: Sequence[int]) -> None:
-        if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        try:
-            self.plan_without(lost)
-        except MeshwrightError:
-            return  # said when it comes to that
 
 
 def check_elastic(plan: Plan, cluster: Cluster) -> None:
@@ -151,14 +50,6 @@ def check_elastic(plan: Plan, cluster: Cluster) -> None:
         raise PlanError(
             "--elastic: the plan's optimizer is your own, and a search knows only names"
         )
-
-
-def _trained(plan: Plan) -> set[tuple[str, str]]:
-    """Which parameters are updated otherwise than by the plan's optimizer."""
-    return {
-        (path, choice.update)
-        for stage in plan.stages for path, choice in stage.by_parameter.items() if choice.update
-    }  # fmt: skip
 
 
 @dataclass
@@ -182,7 +73,7 @@ class Supervisor:
             self._take_back()
             began = time.monotonic()
             try:
-                plan = self.replanner.plan_without(sorted(self.lost))
+                found = self.replanner.plan_without(sorted(self.lost))
             except MeshwrightError as error:
                 if not self.lost:
                     self._say(f"no plan: {error}")
@@ -192,7 +83,7 @@ class Supervisor:
                 continue
             if asked:  # while it searched
                 break
-            end = self._start(plan, time.monotonic() - began, asked)
+            end = self._start(found, time.monotonic() - began, asked)
             self.started += 1
             say_end(end)
             if end.asked_by:
@@ -209,12 +100,14 @@ class Supervisor:
         while time.monotonic() < at and not asked:
             time.sleep(_WAIT_S)
 
-    def _start(self, plan: Plan, search_s: float, asked: list[int]) -> JobEnd:
+    def _start(self, found: NewPlan, search_s: float, asked: list[int]) -> JobEnd:
+        plan = found.plan
         folder = self.output / f"start-{self.started}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan.json"
         plan_io.save(plan, path)
-        slots = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        left = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        slots = [r for i, r in enumerate(left) if i not in set(found.resting)]
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         dropped = self.replanner.dropped(plan)
         self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
@@ -290,9 +183,11 @@ def run_elastic(
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
     plan = plan_io.load(plan_file)
+    machines = cluster_of(plan, cluster)
+    check_elastic(plan, machines)
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
-    replanner = Replanner(plan, cluster_of(plan, cluster), load_target(target, meta=True))
+    replanner = Replanner(plan, machines, load_target(target, meta=True))
     supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
     with children.ending_signals() as asked:
         try:

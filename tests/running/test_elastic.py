@@ -14,8 +14,9 @@ from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
-from meshwright.running.elastic import Replanner, Supervisor, _visible, check_elastic, run_elastic
+from meshwright.running.elastic import Supervisor, _visible, check_elastic, run_elastic
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.replan import Replanner
 from meshwright.running.verdict import judge
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world import launcher
@@ -219,4 +220,4 @@ def test_a_plan_for_what_is_left_may_fill_devices():
     machine = replace(roomy, device_types=(tight,))
     plan = mw.search(graph, machine, memory_headroom=0.0, progress=False)
     replanner = Replanner(plan, machine, target=None, _graph=graph)
-    assert replanner.plan_without([1]).predicted.peak_bytes == least
+    assert replanner.plan_without([1]).plan.predicted.peak_bytes == least
