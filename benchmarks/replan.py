@@ -1,4 +1,4 @@
-"""Seconds from the loss of a node until there is a plan for the others: Llama-3-405B on 16,384 H100.
+"""Seconds from the loss of a node to a plan for the others: Llama-3-405B on 16,384 H100.
 
 `python -m benchmarks.replan [NODES]` traces the model, searches the plan for all NODES nodes of 8,
 then as `meshwright run --elastic` does the plan for one node less; and says what each takes, what
@@ -7,7 +7,9 @@ the plans give, and what a search of all that is left alone would have given.
 
 import argparse
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import torch
 
 from benchmarks.search_time.main import CASES, cluster_of, model_of
 from meshwright.arguments.targets import Target
@@ -22,11 +24,10 @@ CASE = CASES["Llama-3-405B on 16,384"]
 HEAD = ("| | devices | CPU s | wall s | step s | plan |", "|---|---|---|---|---|---|")
 
 
-@dataclass
 class Clock:
     """Seconds since it was made."""
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def row(self, what: str, plan: Plan) -> str:
@@ -44,14 +45,12 @@ def main() -> None:
     parser.add_argument("nodes", nargs="?", type=int, default=CASE.nodes)
     nodes = parser.parse_args().nodes
     case = replace(CASE, nodes=nodes, batch=CASE.batch * nodes // CASE.nodes)
-    clock = Clock()
     graph, cluster = trace(*model_of(case)), cluster_of(case)
-    print(f"traced in {time.perf_counter() - clock._wall:.1f} s", flush=True)
     print("\n".join(HEAD), flush=True)
     clock = Clock()
     plan = search(graph, cluster, progress=False, time_limit_s=600)
     print(clock.row("all nodes", plan), flush=True)
-    replanner = Replanner(plan, cluster, Target(None, None, None), _graph=graph)
+    replanner = Replanner(plan, cluster, Target(torch.nn.Module()), _graph=graph)
     lost = range(cluster.num_devices - 8, cluster.num_devices)
     clock = Clock()
     found = replanner.plan_without(lost).plan

@@ -34,7 +34,7 @@ Save = Annotated[
     Path | None, typer.Option(help="folder of checkpoints; without it nothing is saved")
 ]
 SaveEvery = Annotated[
-    str | None, typer.Option(help="with --save: steps such as 100, or a time such as 10m")
+    str | None, typer.Option(help="with --save: steps such as 100, a time such as 10m, or auto")
 ]
 Keep = Annotated[int, typer.Option(min=1, help="so many checkpoints stay")]
 Resume = Annotated[

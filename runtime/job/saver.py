@@ -11,14 +11,12 @@ time limit) all ranks finish one step, save and leave with the exit code `exit_c
 """
 
 import os
-import re
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +28,8 @@ from meshwright.ir.torch_private import RESTARTS
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.save_interval import SaveInterval as SaveInterval
+from meshwright.runtime.job.save_interval import chosen_interval_s
 from meshwright.runtime.world.agreement import Agreement
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
@@ -38,32 +38,6 @@ from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
 _SAVE, _LEAVE = "save", "leave"
-_INTERVAL = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|h)|([0-9]{1,12})")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True, slots=True)
-class SaveInterval:
-    """How often a job saves: each so many steps, or seconds."""
-
-    steps: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str | int) -> Self:
-        """`100` is steps; `90s`, `10m` and `2h` are time. PlanError for anything else."""
-        found = _INTERVAL.fullmatch(str(text).strip())
-        made = cls()
-        if found and found[3]:
-            made = cls(steps=int(found[3]))
-        elif found:
-            made = cls(seconds=float(found[1]) * _SECONDS[found[2]])
-        if made == cls():
-            raise PlanError(
-                f"every={shown(str(text))}: it must be a number of steps, such as 100, or a time "
-                "above 0, such as 90s, 10m or 2h"
-            )
-        return made
 
 
 class Saver:
@@ -84,12 +58,18 @@ class Saver:
         """Goes on from the newest checkpoint in `folder`, if there is one. `resume=False` refuses a
         folder that has one; so does None, unless a launcher has started the job again.
 
-        `every` is a `SaveInterval`'s text; without it a checkpoint is written at the end and when
-        the job is asked to leave. `save` takes the place of writing into `folder`, for loops that
-        keep checkpoints of their own. `at_last` runs if the process has to leave within a step.
+        `every` is a `SaveInterval`'s text, `auto` to save as often as costs least; without it a
+        checkpoint is written at the end and when the job is asked to leave. `save` takes the place
+        of writing into `folder`, for loops that keep checkpoints of their own. `at_last` runs if
+        the process has to leave within a step.
         """
         self.job, self._scheduler = job, scheduler
         self._every = SaveInterval() if every is None else SaveInterval.parse(every)
+        if self._every.chosen and (save is not None or folder is None):
+            raise PlanError(
+                f"every={every!r} needs a folder of checkpoints that this job writes itself, to "
+                "see what that takes; nearest is a time, such as 10m"
+            )
         world = job.plan.world_size
         self._agreement = Agreement(world, late=job.records.late)
         self._save, self._at_last = save, at_last
@@ -104,6 +84,8 @@ class Saver:
             self.resumed = self._go_on(Path(folder), resume)
         self._saved = job.state.step
         self._since = time.monotonic()
+        self._held_s = 0.0
+        """What the newest save held up training."""
         self._asked: LeaveRequest | None = None
         self._told = self._given_up = False
         self._stack = ExitStack()
@@ -187,6 +169,8 @@ class Saver:
     def _is_late(self) -> bool:
         """Whether rank 0's clock says that it is time."""
         seconds = self._every.seconds
+        if self._every.chosen and self._writer is not None and self._writer.took_s is not None:
+            seconds = chosen_interval_s(self._held_s, self._writer.took_s, self.job.plan.world_size)
         if not seconds or self.job.parts.rank != 0:
             return False
         return time.monotonic() - self._since > seconds
@@ -197,9 +181,11 @@ class Saver:
         if self._save is not None:
             self._save()
         elif self._writer is not None:
+            began = time.monotonic()
             with job.failures.guard():
                 self._writer.wait()  # before the copy: the host has room for one
             self._writer.start(job.snapshot(self._scheduler))
+            self._held_s = time.monotonic() - began
         self._saved = job.state.step
 
     def _check(self) -> None:
