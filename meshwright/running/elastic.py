@@ -1,9 +1,10 @@
 """`meshwright run --elastic`: a job that goes on with what is left of its machine.
 
 One process starts the ranks and follows them. If one dies, hangs or is stopped, its device counts
-as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, with the
-same global batch, schedule and random numbers. So its losses are those of a job that never failed.
-A lost device is tried again after a while: the job saves, and goes on with it.
+as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, in
+memory or on disk, with the same global batch, schedule and random numbers. So its losses are those
+of a job that never failed. A lost device is tried again after a while: the job saves, and goes on
+with it.
 """
 
 import json
@@ -20,9 +21,11 @@ from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
+from meshwright.running.memory_folder import memory_folder
 from meshwright.running.ranks import JobEnd, Ranks, say_end
 from meshwright.running.replan import NewPlan, Replanner
 from meshwright.running.verdict import judge
+from meshwright.runtime.job import memory_saves
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
@@ -61,6 +64,8 @@ class Supervisor:
     arguments: Sequence[str]
     """Of `meshwright run PLAN`, after the plan."""
     retry_lost_s: float
+    memory: Path | None = None
+    """A folder for the newest state, in memory."""
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""
@@ -116,6 +121,8 @@ class Supervisor:
         self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
         shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
+        if self.memory is not None:
+            shown[memory_saves.FOLDER] = str(self.memory / "state")
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()
         with Ranks(plan.world_size, arguments, store, self.started, shown, asked) as ranks:
@@ -188,8 +195,8 @@ def run_elastic(
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
-    supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
-    with children.ending_signals() as asked:
+    with memory_folder() as memory, children.ending_signals() as asked:
+        supervisor = Supervisor(replanner, output, arguments, retry_lost_s, memory)
         try:
             return supervisor.run(asked)
         finally:

@@ -19,10 +19,10 @@ from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search
 from meshwright.runtime.job.compile import inputs_of
 
-SEARCH_S = 10.0
-"""Of each search."""
+SEARCH_S, AHEAD_S = 10.0, 30.0
+"""Of each search, and of each of those beside training."""
 ALL_S = 15.0
-"""Of all of them: the next one is not begun if it might end later."""
+"""Of all of them: where there is a plan, the next one is not begun if it might end later."""
 USES = 2
 """Smaller uses of what is left that are searched beside the whole."""
 _NICE = 10
@@ -45,7 +45,6 @@ class Replanner:
     plan: Plan
     cluster: Cluster
     target: Target
-    time_limit_s: float = SEARCH_S
     _found: dict[str, NewPlan] = field(default_factory=dict)
     _graph: Graph | None = None
     _lock: Any = field(default_factory=threading.Lock)
@@ -54,15 +53,16 @@ class Replanner:
     def __post_init__(self) -> None:
         self._found[self.cluster.fingerprint] = NewPlan(self.plan)
 
-    def plan_without(self, lost: Sequence[int]) -> NewPlan:
-        """The plan for all but the devices of these ranks; Infeasible or PlanError if none is."""
+    def plan_without(self, lost: Sequence[int], limit_s: float = SEARCH_S) -> NewPlan:
+        """The plan for all but the devices of these ranks, each search of `limit_s` at most;
+        Infeasible or PlanError if there is none."""
         left = without(self.cluster, lost)
         with self._lock:
             if left.fingerprint not in self._found:
-                self._found[left.fingerprint] = self._search(left)
+                self._found[left.fingerprint] = self._search(left, limit_s)
             return self._found[left.fingerprint]
 
-    def _search(self, left: Cluster) -> NewPlan:
+    def _search(self, left: Cluster, limit_s: float) -> NewPlan:
         """The fastest of plans for all that is left and for parts that divide better."""
         began = time.monotonic()
         longest_s = 0.0
@@ -70,13 +70,13 @@ class Replanner:
         refused: MeshwrightError | None = None
         for use in (None, *self._uses(left)):
             started = time.monotonic()
-            if use is not None and started + longest_s > began + ALL_S:
+            if found and started + longest_s > began + ALL_S * limit_s / SEARCH_S:
                 break
+            where, pins, rest = (
+                (left, (), ()) if use is None else (use.cluster, use.pins, use.resting)
+            )
             try:
-                if use is None:
-                    found.append(NewPlan(self._checked(left)))
-                else:
-                    found.append(NewPlan(self._checked(use.cluster, use.pins), use.resting))
+                found.append(NewPlan(self._checked(where, limit_s, pins), rest))
             except (Infeasible, PlanError) as error:
                 refused = refused or error
             longest_s = max(longest_s, time.monotonic() - started)
@@ -94,15 +94,15 @@ class Replanner:
             model_size=max(stage.model_size for stage in plan.stages), most=USES,
         )  # fmt: skip
 
-    def _checked(self, cluster: Cluster, more: Sequence[str] = ()) -> Plan:
+    def _checked(self, cluster: Cluster, limit_s: float, more: Sequence[str] = ()) -> Plan:
         pins = tuple(self.plan.constraints)
         try:
-            found = self._with_pins(cluster, (*pins, *more))
+            found = self._with_pins(cluster, limit_s, (*pins, *more))
         except (Infeasible, PlanError):
             if not pins or more:
                 raise
             # They were pinned for another number of devices.
-            found = self._with_pins(cluster, ())
+            found = self._with_pins(cluster, limit_s, ())
         if _trained(found) != _trained(self.plan):
             raise PlanError(
                 f"for {cluster.name} only a plan was found that trains parameters in another way: "
@@ -110,11 +110,11 @@ class Replanner:
             )
         return found
 
-    def _with_pins(self, left: Cluster, pins: Sequence[str]) -> Plan:
+    def _with_pins(self, left: Cluster, limit_s: float, pins: Sequence[str]) -> Plan:
         options = SearchOptions(
             optimizer=self.plan.optimizer, precision=self.plan.precision,
             max_grad_norm=self.plan.max_grad_norm, constraints=pins,
-            objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
+            objective=self.plan.objective, time_limit_s=limit_s, progress=False,
         )  # fmt: skip
         try:
             return search(self.graph, left, options)
@@ -161,7 +161,7 @@ class Replanner:
         if hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
-            self.plan_without(lost)
+            self.plan_without(lost, AHEAD_S)
         except MeshwrightError:
             return  # said when it comes to that
 

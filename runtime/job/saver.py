@@ -28,6 +28,7 @@ from meshwright.ir.torch_private import RESTARTS
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.memory_saves import MemorySaves, given_folder
 from meshwright.runtime.job.save_interval import SaveInterval as SaveInterval
 from meshwright.runtime.job.save_interval import chosen_interval_s
 from meshwright.runtime.world.agreement import Agreement
@@ -37,7 +38,7 @@ from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
-_SAVE, _LEAVE = "save", "leave"
+_SAVE, _LEAVE, _REMEMBER = "save", "leave", "remember"
 
 
 class Saver:
@@ -81,8 +82,12 @@ class Saver:
         self._bad_step = -1
         if folder is not None:
             self._writer = BackgroundWriter(job.parts.rank, world, Path(folder), keep)
-            self.resumed = self._go_on(Path(folder), resume)
+        memory = None if folder is None else given_folder()
+        self._memory = None if memory is None else MemorySaves(job, memory)
         self._saved = job.state.step
+        """The newest step in the folder."""
+        if folder is not None:
+            self.resumed = self._go_on(Path(folder), resume)
         self._since = time.monotonic()
         self._held_s = 0.0
         """What the newest save held up training."""
@@ -104,14 +109,19 @@ class Saver:
         return own or (signal.SIGTERM if self.left else None)
 
     def _go_on(self, folder: Path, resume: bool | None) -> bool:
-        if not from_first(os.path.lexists(folder / folders.LATEST)):
+        """Loads the newest state, of the disk or, if the job is started again, of memory."""
+        again = started_again()
+        known = from_first(_newest_step(folder))
+        newer = self._memory.newer_than(known) if self._memory is not None and again else None
+        if known < 0 and newer is None:
             return False
-        if not (started_again() if resume is None else resume):
+        if not (again if resume is None else resume):
             raise PlanError(
                 f"{folder} holds a checkpoint: go on from it with resume=True (--resume), or save "
                 "to another folder"
             )
-        self.job.load(folder, self._scheduler)
+        self.job.load(folder, self._scheduler, newer=newer)
+        self._saved = known if newer is not None else self.job.state.step
         return True
 
     def batches(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -152,11 +162,15 @@ class Saver:
             self._told = self._told or self._agreement.ask(step, _LEAVE)
         elif self._is_late():
             self._agreement.ask(step, _SAVE)
+        elif self._memory is not None and job.parts.rank == 0 and self._memory.is_due():
+            self._agreement.ask(step, _REMEMBER)
         due = self._agreement.due(step)
         self.left = due == _LEAVE
-        if due or (self._every.steps and step % self._every.steps == 0):
+        if due in (_SAVE, _LEAVE) or (self._every.steps and step % self._every.steps == 0):
             self.save()
-        if due and job.parts.rank == 0:
+        elif due == _REMEMBER and self._memory is not None:
+            self._memory.save(self._scheduler)
+        if due in (_SAVE, _LEAVE) and job.parts.rank == 0:
             self._since = time.monotonic()
         return self.left
 
@@ -220,6 +234,8 @@ class Saver:
     def finish(self) -> None:
         """Saves the last step, and waits until all that was saved is written; every rank calls it
         when it takes no more steps."""
+        if self._memory is not None and not self._given_up:
+            self._memory.finish()
         if self._writer is not None and not self._given_up:
             if self._saved != self.job.state.step:
                 self.save()
@@ -250,6 +266,16 @@ class Saver:
             assert self.asked_by is not None
             self.job.close()
             raise SystemExit(RETRY if self.saves else 128 + self.asked_by)
+
+
+def _newest_step(folder: Path) -> int:
+    """The step that `latest` names, -1 without one; what it names may be missing or damaged."""
+    if not os.path.lexists(folder / folders.LATEST):
+        return -1
+    try:
+        return folders.step_of(folder / folders.named(folder))
+    except PlanError:
+        return 0  # a load says what is wrong with it
 
 
 def started_again() -> bool:
