@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from meshwright.arguments.targets import cluster_of, load_target
@@ -21,6 +21,7 @@ from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
+from meshwright.running.all_starts import start_folder, steps_of_all
 from meshwright.running.memory_folder import memory_folder
 from meshwright.running.ranks import JobEnd, Ranks, say_end
 from meshwright.running.replan import NewPlan, Replanner
@@ -66,6 +67,8 @@ class Supervisor:
     retry_lost_s: float
     memory: Path | None = None
     """A folder for the newest state, in memory."""
+    as_json: bool = False
+    """What ranks print goes to stderr: stdout has the steps of all starts, at the end."""
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""
@@ -107,7 +110,7 @@ class Supervisor:
 
     def _start(self, found: NewPlan, search_s: float, asked: list[int]) -> JobEnd:
         plan = found.plan
-        folder = self.output / f"start-{self.started}"
+        folder = start_folder(self.output, self.started)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan.json"
         plan_io.save(plan, path)
@@ -125,7 +128,8 @@ class Supervisor:
             shown[memory_saves.FOLDER] = str(self.memory / "state")
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()
-        with Ranks(plan.world_size, arguments, store, self.started, shown, asked) as ranks:
+        with Ranks(plan.world_size, arguments, store, self.started, shown, asked,
+                   stdout=sys.stderr.fileno() if self.as_json else None) as ranks:  # fmt: skip
             self.replanner.search_ahead(sorted(self.lost))
             again_at = min(self.lost.values(), default=float("inf"))
             end = ranks.wait(max(0.0, again_at - time.monotonic()))
@@ -184,6 +188,7 @@ def run_elastic(
     output: Path | None,
     cluster: str | None,
     retry_lost_s: float,
+    as_json: bool = False,
 ) -> int:
     """Runs a job that survives the loss of devices; its exit code.
 
@@ -196,8 +201,10 @@ def run_elastic(
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
     with memory_folder() as memory, children.ending_signals() as asked:
-        supervisor = Supervisor(replanner, output, arguments, retry_lost_s, memory)
+        supervisor = Supervisor(replanner, output, arguments, retry_lost_s, memory, as_json)
         try:
             return supervisor.run(asked)
         finally:
             replanner.close()
+            for step in steps_of_all(output, supervisor.started) if as_json else ():
+                print(json.dumps(asdict(step)))
