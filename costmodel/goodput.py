@@ -65,7 +65,7 @@ class Goodput:
     failures: int
 
 
-class _Run:
+class _FaultyRun:
     """One run; `_pass` is the only way for time to pass."""
 
     def __init__(
@@ -170,7 +170,7 @@ def goodput(
         raise PlanError(f"no plan is for {at.nodes} nodes or fewer")
     if min(best_s, seconds, *(plan.step_s for plan in plans)) <= 0:
         raise PlanError("seconds and step times must be above 0")
-    run = _Run(at, plans, best_s, Random(seed))
+    run = _FaultyRun(at, plans, best_s, Random(seed))
     run.run(seconds)
     share = {name: spent / run.now_s for name, spent in run.spent.items()}
     kept = share.pop("kept")
