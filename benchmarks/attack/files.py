@@ -9,31 +9,32 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import yaml
 
+from benchmarks.attack import files_slow as slow
 from benchmarks.attack.files_bases import TARGET, Bases, make_bases, sound
-from benchmarks.attack.files_commands import command, exported, html_injection, judged
+from benchmarks.attack.files_commands import Outcome, command, exported, html_injection, judged
 from benchmarks.attack.files_mutate import EVIL, EXTREMES, json_text, mutated, scribbled
 from benchmarks.attack.result import Result
 from meshwright.arguments.targets import load_cluster
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.planner.problem.problem import make_problem
-from meshwright.tools.dry.run import dry_run
+from meshwright.tools.export.export import TARGETS
+from meshwright.tools.race import standing
 
-FULL = 30_000
-"""Spoiled files at size 100: about 40 minutes on a core of its own."""
-SEARCH_S = 60.0
-"""Of computing, for searches and dry runs: they have limits of their own."""
+FULL = 100_000
+"""Spoiled files at size 100: one to two hours on a core of its own."""
 DRY_EVERY = 25
 """Dry runs take long: of so many plans that are still sound one is stepped."""
 
@@ -75,6 +76,7 @@ def _plan(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
         plan_io.save(plan, path)
     except PlanError:
         yield from _problems(command(random.choice(("show", "explain")), str(path)))
+        yield from _all(slow.refused_plan(bases, path, folder, random))
         return
     yield from _read(bases, folder, path, plan, random)
 
@@ -89,9 +91,10 @@ def _read(bases: Bases, folder: Path, path: Path, plan: Plan, random: Random) ->
         ("report", str(path), "-o", str(page), "--trace", str(traced)),
         ("report", str(path), "-o", str(page), "--run", str(bases.run)),
         ("compare", str(path), str(bases.run)),
-        ("export", str(path), "--to", random.choice(("slurm", "megatron"))),
+        ("export", str(path), "--to", random.choice(TARGETS)),
     ):  # fmt: skip
         yield from _problems(command(*arguments))
+    yield from _all(slow.of_plan(bases, path, folder, random))
     if page.exists() and (found := html_injection(page.read_text())):
         yield f"report: {found}"
     yield from _problems(judged(lambda: len(plan.verify(bases.graph, bases.cluster)) * 0, "verify"))
@@ -100,10 +103,10 @@ def _read(bases: Bases, folder: Path, path: Path, plan: Plan, random: Random) ->
     if same and not errors:
         yield from exported(plan, bases.cluster)
         whole = [f for f in _verified(plan, bases.graph, bases.cluster) if f.severity == "error"]
-        if not whole and random.randrange(DRY_EVERY) == 0:
-            yield from _problems(
-                judged(lambda: len(dry_run(plan, bases.graph).ranks) * 0, "dry", SEARCH_S)
-            )
+        if not whole:
+            yield from slow.lowered(bases, plan, random)
+            if random.randrange(DRY_EVERY) == 0:
+                yield from _problems(slow.stepped(bases, plan))
 
 
 def _verified(plan: Plan, graph: Any, cluster: Any) -> Any:
@@ -117,9 +120,9 @@ def _hand(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
     else:
         path.write_text(json_text(mutated(json.loads(bases.hand.read_text()), random)))
     yield from _problems(command("check", str(path)))
-    if random.randrange(4) == 0:
+    if random.randrange(12) == 0:
         arguments = ("--model", TARGET, "-c", "local:4", "--time-limit", "1")
-        yield from _problems(command("check", str(path), *arguments, limit_s=SEARCH_S))
+        yield from _problems(command("check", str(path), *arguments, limit_s=slow.SEARCH_S))
 
 
 def _cluster(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
@@ -136,11 +139,22 @@ def _cluster(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
         again = Cluster.load(folder / "again.yaml")
         assert again.fingerprint == cluster.fingerprint, "another cluster after save and load"
         cluster.tier(range(min(cluster.num_devices, 64)))
+        if cluster.num_devices > 1:
+            without(cluster, [random.randrange(cluster.num_devices)])
         make_problem(bases.graph, cluster, precision="fp32")
         verify(plan_io.load(bases.plans[0]), bases.graph, cluster)
         return 0
 
-    yield from _problems(judged(called, "cluster"))
+    outcome = judged(called, "cluster")
+    yield from _problems(outcome)
+    if outcome.code:
+        yield from _all(slow.refused_cluster(path, folder, random))
+        return
+    yield from _problems(command(*random.choice((
+        ("check", str(bases.plans[0]), "-c", str(path)),
+        ("export", str(bases.plans[0]), "--to", random.choice(TARGETS), "-c", str(path)),
+    ))))  # fmt: skip
+    yield from _all(slow.of_cluster(bases, path, folder, random))
 
 
 def _profile(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
@@ -157,6 +171,7 @@ def _profile(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
         return 0
 
     yield from _problems(judged(called, "profile"))
+    yield from _all(slow.of_profile(bases, path, folder, random))
 
 
 def _update(path: Path, random: Random) -> None:
@@ -211,6 +226,25 @@ def _run(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
     yield from _problems(command("report", plan, "-o", str(page), "--run", str(run)))
     if page.exists() and (found := html_injection(page.read_text())):
         yield f"report: {found}"
+    yield from _all(slow.of_run(bases, run, folder, random))
+
+
+def _journal(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    """What a race that was broken off left."""
+    path, hashes = folder / "plan.race", ["a", "b", "c"]
+    heats = tuple(standing.Heat(n, t, (0.1 + n, 0.2)) for n in range(3) for t in range(2))
+    standing.save(standing.RaceStanding(plans=tuple(hashes), heats=heats, running=1), path)
+    if random.random() < 0.3:
+        path.write_bytes(scribbled(path.read_bytes(), random))
+    else:
+        path.write_text(json_text(mutated(json.loads(path.read_text()), random)))
+
+    def called() -> int:
+        read = standing.load(path, hashes).gone_on()
+        read.next_up(3)
+        return len(read.order) * 0
+
+    yield from _problems(judged(called, "race"))
 
 
 def _words(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
@@ -232,14 +266,19 @@ def _words(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
     yield from _problems(command("check", str(bases.plans[0]), "-c", text))
 
 
-def _problems(outcome: Any) -> Iterator[str]:
+def _problems(outcome: Outcome) -> Iterator[str]:
     if outcome.problem:
         yield outcome.problem
+
+
+def _all(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    for outcome in outcomes:
+        yield from _problems(outcome)
 
 
 Tried = Callable[[Bases, Path, Random], Iterator[str]]
 _KINDS: tuple[tuple[str, Tried], ...] = (
     ("plan", _plan), ("plan by hand", _hand), ("cluster", _cluster), ("profile", _profile),
-    ("run folder", _run), ("word", _words),
+    ("run folder", _run), ("word", _words), ("journal", _journal),
 )  # fmt: skip
-_SHARES = (45, 10, 20, 10, 13, 2)
+_SHARES = (45, 10, 20, 10, 11, 2, 2)

@@ -103,7 +103,7 @@ def make_bases(folder: Path) -> Bases:
     cluster = Cluster.local(4)
     plans = []
     for name, pins in PINS.items():
-        plan = search(traced(), cluster, precision="fp32", constraints=pins, time_limit_s=30.0,
+        plan = search(traced(), cluster, precision="fp32", constraints=pins, time_limit_s=300.0,
                       progress=False)  # fmt: skip
         plans.append(folder / f"{name}.json")
         plan_io.save(plan, plans[-1])

@@ -98,7 +98,9 @@ def _evil(parent: Any, key: Any, data: Any, random: Random) -> None:
 
 
 def _retype(parent: Any, key: Any, data: Any, random: Random) -> None:
-    parent[key] = random.choice((*OTHERS, str(parent[key])[:200], [parent[key]]))
+    # A copy: what is put in may be changed again, and is not to be so in the next file.
+    other = copy.deepcopy(random.choice(OTHERS))
+    parent[key] = random.choice((*[other] * len(OTHERS), str(parent[key])[:200], [parent[key]]))
 
 
 def _rename(parent: Any, key: Any, data: Any, random: Random) -> None:

@@ -115,7 +115,7 @@ def _completed(
     try:
         plan = search_problem(problem, time_limit_s=time_limit_s, progress=not quiet)
     except Infeasible as error:
-        too_large = least_excess(problem)
+        too_large = least_excess(problem, time_limit_s)
         if too_large is None:
             raise
         checked = check_plan(Checked(too_large, ()), problem.graph, machines)

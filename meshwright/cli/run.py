@@ -34,7 +34,7 @@ Save = Annotated[
     Path | None, typer.Option(help="folder of checkpoints; without it nothing is saved")
 ]
 SaveEvery = Annotated[
-    str | None, typer.Option(help="with --save: steps such as 100, or a time such as 10m")
+    str | None, typer.Option(help="with --save: steps such as 100, a time such as 10m, or auto")
 ]
 Keep = Annotated[int, typer.Option(min=1, help="so many checkpoints stay")]
 Resume = Annotated[
@@ -109,7 +109,7 @@ def command(
         raise SystemExit(
             run_elastic(
                 plan_file, target, _of_ranks(context), output=output, cluster=cluster,
-                retry_lost_s=retry_lost_s,
+                retry_lost_s=retry_lost_s, as_json=as_json,
             )
         )  # fmt: skip
     from meshwright.running.launch import SavingChoice, train
@@ -132,7 +132,7 @@ def command(
     )
 
 
-_OF_SUPERVISOR = frozenset({"output", "log", "elastic", "retry_lost_s", "cluster"})
+_OF_SUPERVISOR = frozenset({"output", "log", "elastic", "retry_lost_s", "cluster", "as_json"})
 """Options that its ranks do not get as they are."""
 
 

@@ -1,136 +1,39 @@
 """`meshwright run --elastic`: a job that goes on with what is left of its machine.
 
 One process starts the ranks and follows them. If one dies, hangs or is stopped, its device counts
-as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, with the
-same global batch, schedule and random numbers. So its losses are those of a job that never failed.
-A lost device is tried again after a while: the job saves, and goes on with it.
+as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, in
+memory or on disk, with the same global batch, schedule and random numbers. So its losses are those
+of a job that never failed. A lost device is tried again after a while: the job saves, and goes on
+with it.
 """
 
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from meshwright.arguments.targets import Target, cluster_of, load_target
+from meshwright.arguments.targets import cluster_of, load_target
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.remaining import without
-from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
-from meshwright.ir.graph.graph import Graph
+from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.search.options import SearchOptions
-from meshwright.planner.search.search import search
+from meshwright.running.all_starts import start_folder, steps_of_all
+from meshwright.running.memory_folder import memory_folder
 from meshwright.running.ranks import JobEnd, Ranks, say_end
+from meshwright.running.replan import NewPlan, Replanner
 from meshwright.running.verdict import judge
-from meshwright.runtime.job.compile import inputs_of
+from meshwright.runtime.job import memory_saves
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
 
 JOURNAL = "elastic.jsonl"
 """In the run directory: one line a start, with its plan, and one for how it ended."""
-SEARCH_S = 10.0
 _WAIT_S = 0.1
-_NICE = 10
-"""Of the thread that searches ahead."""
-
-
-@dataclass
-class Replanner:
-    """Plans for what is left of a cluster, each searched once."""
-
-    plan: Plan
-    cluster: Cluster
-    target: Target
-    time_limit_s: float = SEARCH_S
-    _found: dict[str, Plan] = field(default_factory=dict)
-    _graph: Graph | None = None
-    _lock: Any = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        check_elastic(self.plan, self.cluster)
-        self._found[self.cluster.fingerprint] = self.plan
-
-    def plan_without(self, lost: Sequence[int]) -> Plan:
-        """The plan for all but the devices of these ranks; Infeasible or PlanError if none is."""
-        left = without(self.cluster, lost)
-        with self._lock:
-            if left.fingerprint not in self._found:
-                self._found[left.fingerprint] = self._search(left)
-            return self._found[left.fingerprint]
-
-    def _search(self, left: Cluster) -> Plan:
-        pins = tuple(self.plan.constraints)
-        try:
-            found = self._with_pins(left, pins)
-        except (Infeasible, PlanError):
-            if not pins:
-                raise
-            # They were pinned for another number of devices.
-            found = self._with_pins(left, ())
-        if _trained(found) != _trained(self.plan):
-            raise PlanError(
-                f"for {left.name} only a plan was found that trains parameters in another way: pin "
-                "what is to be trained how, so that it holds on fewer devices"
-            )
-        return found
-
-    def _with_pins(self, left: Cluster, pins: Sequence[str]) -> Plan:
-        options = SearchOptions(
-            optimizer=self.plan.optimizer, precision=self.plan.precision,
-            max_grad_norm=self.plan.max_grad_norm, constraints=pins,
-            objective=self.plan.objective, time_limit_s=self.time_limit_s, progress=False,
-        )  # fmt: skip
-        try:
-            return search(self.graph, left, options)
-        except Infeasible:  # to fill devices is better than to stop
-            return search(self.graph, left, options, memory_headroom=0.0)
-
-    def dropped(self, found: Plan) -> tuple[str, ...]:
-        """The pins of the first plan that another one does not keep."""
-        return tuple(pin for pin in self.plan.constraints if pin not in found.constraints)
-
-    @property
-    def graph(self) -> Graph:
-        """The model's step, as ranks trace it."""
-        if self._graph is None:
-            plan, given = self.plan, self.target.example_inputs
-            self._graph = trace(
-                self.target.model, given if given is not None else inputs_of(plan),
-                self.target.loss_fn, global_batch_size=plan.global_batch_size,
-                kernels=plan.kernels, precision=plan.precision,
-            )  # fmt: skip
-        return self._graph
-
-    def search_ahead(self, lost: Sequence[int]) -> None:
-        """Beside training: finds the plan for one device less, whichever it will be."""
-        more = [r for r in range(self.cluster.num_devices) if r not in lost]
-        if len(more) > 1:
-            self._thread = threading.Thread(
-                target=self._ahead, args=((*lost, more[-1]),), name="search ahead", daemon=True
-            )
-            self._thread.start()
-
-    def close(self) -> None:
-        """Waits for a search that is under way: a process that ends within one aborts."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _ahead(self, lost: Sequence[int]) -> None:
-        if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        try:
-            self.plan_without(lost)
-        except MeshwrightError:
-            return  # said when it comes to that
 
 
 def check_elastic(plan: Plan, cluster: Cluster) -> None:
@@ -153,14 +56,6 @@ def check_elastic(plan: Plan, cluster: Cluster) -> None:
         )
 
 
-def _trained(plan: Plan) -> set[tuple[str, str]]:
-    """Which parameters are updated otherwise than by the plan's optimizer."""
-    return {
-        (path, choice.update)
-        for stage in plan.stages for path, choice in stage.by_parameter.items() if choice.update
-    }  # fmt: skip
-
-
 @dataclass
 class Supervisor:
     """Starts a job's ranks again and again, until it is done or cannot go on."""
@@ -170,6 +65,10 @@ class Supervisor:
     arguments: Sequence[str]
     """Of `meshwright run PLAN`, after the plan."""
     retry_lost_s: float
+    memory: Path | None = None
+    """A folder for the newest state, in memory."""
+    as_json: bool = False
+    """What ranks print goes to stderr: stdout has the steps of all starts, at the end."""
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""
@@ -182,7 +81,7 @@ class Supervisor:
             self._take_back()
             began = time.monotonic()
             try:
-                plan = self.replanner.plan_without(sorted(self.lost))
+                found = self.replanner.plan_without(sorted(self.lost))
             except MeshwrightError as error:
                 if not self.lost:
                     self._say(f"no plan: {error}")
@@ -192,7 +91,7 @@ class Supervisor:
                 continue
             if asked:  # while it searched
                 break
-            end = self._start(plan, time.monotonic() - began, asked)
+            end = self._start(found, time.monotonic() - began, asked)
             self.started += 1
             say_end(end)
             if end.asked_by:
@@ -209,12 +108,14 @@ class Supervisor:
         while time.monotonic() < at and not asked:
             time.sleep(_WAIT_S)
 
-    def _start(self, plan: Plan, search_s: float, asked: list[int]) -> JobEnd:
-        folder = self.output / f"start-{self.started}"
+    def _start(self, found: NewPlan, search_s: float, asked: list[int]) -> JobEnd:
+        plan = found.plan
+        folder = start_folder(self.output, self.started)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan.json"
         plan_io.save(plan, path)
-        slots = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        left = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        slots = [r for i, r in enumerate(left) if i not in set(found.resting)]
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         dropped = self.replanner.dropped(plan)
         self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
@@ -223,9 +124,12 @@ class Supervisor:
         self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
         shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
+        if self.memory is not None:
+            shown[memory_saves.FOLDER] = str(self.memory / "state")
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()
-        with Ranks(plan.world_size, arguments, store, self.started, shown, asked) as ranks:
+        with Ranks(plan.world_size, arguments, store, self.started, shown, asked,
+                   stdout=sys.stderr.fileno() if self.as_json else None) as ranks:  # fmt: skip
             self.replanner.search_ahead(sorted(self.lost))
             again_at = min(self.lost.values(), default=float("inf"))
             end = ranks.wait(max(0.0, again_at - time.monotonic()))
@@ -284,18 +188,23 @@ def run_elastic(
     output: Path | None,
     cluster: str | None,
     retry_lost_s: float,
+    as_json: bool = False,
 ) -> int:
     """Runs a job that survives the loss of devices; its exit code.
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
     plan = plan_io.load(plan_file)
+    machines = cluster_of(plan, cluster)
+    check_elastic(plan, machines)
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
-    replanner = Replanner(plan, cluster_of(plan, cluster), load_target(target, meta=True))
-    supervisor = Supervisor(replanner, output, arguments, retry_lost_s)
-    with children.ending_signals() as asked:
+    replanner = Replanner(plan, machines, load_target(target, meta=True))
+    with memory_folder() as memory, children.ending_signals() as asked:
+        supervisor = Supervisor(replanner, output, arguments, retry_lost_s, memory, as_json)
         try:
             return supervisor.run(asked)
         finally:
             replanner.close()
+            for step in steps_of_all(output, supervisor.started) if as_json else ():
+                print(json.dumps(asdict(step)))

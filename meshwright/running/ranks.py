@@ -75,6 +75,8 @@ class Ranks:
     """More of their environment."""
     received: list[int] | None = None
     """Signals that this process has noted and notes; None: it does so from now on."""
+    stdout: int | None = None
+    """Where their stdout goes; None: where this process's goes."""
     grace_s: float = children.GRACE_S
     """From a signal to this process until ranks that go on are killed."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Ranks:
         for rank in range(self.world_size):
             own = launcher.environment(self.store, rank, self.world_size, self.started)
             process = subprocess.Popen(
-                [sys.executable, *self.arguments], start_new_session=True,
+                [sys.executable, *self.arguments], start_new_session=True, stdout=self.stdout,
                 env={**usual, **os.environ, **own, **self.extra},
                 preexec_fn=children.dying_with_parent(),
             )  # fmt: skip

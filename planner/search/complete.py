@@ -1,5 +1,6 @@
 """A hand-written plan made whole: what it leaves open is searched, and the whole is priced."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,10 @@ def read_minimal(path: str | Path) -> Mapping[str, Any]:
     return data  # type: ignore[no-any-return]
 
 
-def least_excess(problem: Problem) -> Plan | None:
-    """Of the plans that keep all constraints but do not fit, the one that needs least memory."""
-    found = run(problem, find_searcher("ilp")(problem))
+def least_excess(problem: Problem, time_limit_s: float) -> Plan | None:
+    """Of the plans that keep all constraints but do not fit, the one that needs least memory, as
+    far as was looked within the limit."""
+    found = run(problem, find_searcher("ilp")(problem), time.monotonic() + time_limit_s)
     return found.least_excess[1] if found.best is None and found.least_excess else None
 
 

@@ -4,6 +4,7 @@ Each rank writes on a thread of its own what it would write itself, and tells th
 """
 
 import threading
+import time
 from pathlib import Path
 
 from meshwright.ir.comm.by_store import Aside
@@ -20,6 +21,8 @@ class BackgroundWriter:
         self._aside = Aside() if world_size > 1 else None
         self._thread: threading.Thread | None = None
         self._failed: Exception | None = None
+        self.took_s: float | None = None
+        """Seconds until the newest whole checkpoint was written, from the end of the copy."""
 
     def start(self, found: Snapshot) -> None:
         """Begins to write; waits for the checkpoint before, and raises what failed in it."""
@@ -46,8 +49,9 @@ class BackgroundWriter:
         self.check()
 
     def _run(self, found: Snapshot) -> None:
-        alone = self._aside is None
+        alone, began = self._aside is None, time.monotonic()
         try:
             write_whole(found, self._folder, self._rank, self._keep, alone=alone, aside=self._aside)
+            self.took_s = time.monotonic() - began
         except Exception as error:  # whatever it is, the thread that trains raises it
             self._failed = error

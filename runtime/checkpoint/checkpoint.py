@@ -6,6 +6,7 @@ safetensors files, one of each rank, and a manifest in JSON with a sum of every 
 is code. What a load finds damaged is named, and an older checkpoint taken if there is a sound one.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,15 +192,18 @@ class _Source:
     read_all: Callable[[Sequence[Wanted]], Iterator[tuple[int, Tensor]]]
 
 
-def load(job: "Job", folder: Path, *, drop_sync_state: bool = False) -> dict[str, Any]:
-    """Restores what `save` wrote, under any plan; returns its `extra`.
+def load(
+    job: "Job", folder: Path, *, drop_sync_state: bool = False, newer: Path | None = None
+) -> dict[str, Any]:
+    """Restores what `save` wrote, under any plan; returns its `extra`. A checkpoint `newer`, which
+    lies elsewhere, is tried first.
 
     A checkpoint with damaged bytes is named on stderr and the newest sound one before it taken; if
     there is none, PlanError says what is damaged, and the job takes no step before a load succeeds.
     """
     damage: list[str] = []
     alone = job.plan.world_size == 1
-    for path in folders.candidates(folder):
+    for path in _candidates(folder, newer):
         try:
             with told(alone, str(path)):
                 source = _opened(path)
@@ -219,6 +223,14 @@ def load(job: "Job", folder: Path, *, drop_sync_state: bool = False) -> dict[str
         extra: dict[str, Any] = source.extra
         return extra
     raise PlanError("; ".join(damage) + ". There is no sound checkpoint before it")
+
+
+def _candidates(folder: Path, newer: Path | None) -> Iterator[Path]:
+    if newer is not None:
+        yield newer
+        if not os.path.lexists(folder / folders.LATEST):
+            return
+    yield from folders.candidates(folder)
 
 
 def _opened(path: Path) -> _Source:

@@ -297,17 +297,24 @@ class Job:
             self.user_groups.take()
 
     def load(
-        self, folder: str | Path, scheduler: Any = None, *, drop_sync_state: bool = False
+        self,
+        folder: str | Path,
+        scheduler: Any = None,
+        *,
+        drop_sync_state: bool = False,
+        newer: Path | None = None,
     ) -> None:
-        """Goes on from the newest checkpoint in `folder`, with the random numbers of the job that
-        saved it; every rank calls it.
+        """Goes on from the newest checkpoint in `folder`, or from the one `newer` if that is sound,
+        with the random numbers of the job that saved it; every rank calls it.
 
         `drop_sync_state`: what a form of synchronisation kept between steps may be lost, where the
         plan is another.
         """
         self.settle()
         with self.failures.guard():
-            extra = checkpoint.load(self, Path(folder), drop_sync_state=drop_sync_state)
+            extra = checkpoint.load(
+                self, Path(folder), drop_sync_state=drop_sync_state, newer=newer
+            )
         beside.give(self, extra)
         if self.user_groups is not None:
             self.user_groups.give()

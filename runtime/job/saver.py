@@ -11,14 +11,12 @@ time limit) all ranks finish one step, save and leave with the exit code `exit_c
 """
 
 import os
-import re
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +28,9 @@ from meshwright.ir.torch_private import RESTARTS
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.memory_saves import MemorySaves, given_folder
+from meshwright.runtime.job.save_interval import SaveInterval as SaveInterval
+from meshwright.runtime.job.save_interval import chosen_interval_s
 from meshwright.runtime.world.agreement import Agreement
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
@@ -37,33 +38,7 @@ from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
-_SAVE, _LEAVE = "save", "leave"
-_INTERVAL = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|h)|([0-9]{1,12})")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True, slots=True)
-class SaveInterval:
-    """How often a job saves: each so many steps, or seconds."""
-
-    steps: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str | int) -> Self:
-        """`100` is steps; `90s`, `10m` and `2h` are time. PlanError for anything else."""
-        found = _INTERVAL.fullmatch(str(text).strip())
-        made = cls()
-        if found and found[3]:
-            made = cls(steps=int(found[3]))
-        elif found:
-            made = cls(seconds=float(found[1]) * _SECONDS[found[2]])
-        if made == cls():
-            raise PlanError(
-                f"every={shown(str(text))}: it must be a number of steps, such as 100, or a time "
-                "above 0, such as 90s, 10m or 2h"
-            )
-        return made
+_SAVE, _LEAVE, _REMEMBER = "save", "leave", "remember"
 
 
 class Saver:
@@ -84,12 +59,18 @@ class Saver:
         """Goes on from the newest checkpoint in `folder`, if there is one. `resume=False` refuses a
         folder that has one; so does None, unless a launcher has started the job again.
 
-        `every` is a `SaveInterval`'s text; without it a checkpoint is written at the end and when
-        the job is asked to leave. `save` takes the place of writing into `folder`, for loops that
-        keep checkpoints of their own. `at_last` runs if the process has to leave within a step.
+        `every` is a `SaveInterval`'s text, `auto` to save as often as costs least; without it a
+        checkpoint is written at the end and when the job is asked to leave. `save` takes the place
+        of writing into `folder`, for loops that keep checkpoints of their own. `at_last` runs if
+        the process has to leave within a step.
         """
         self.job, self._scheduler = job, scheduler
         self._every = SaveInterval() if every is None else SaveInterval.parse(every)
+        if self._every.chosen and (save is not None or folder is None):
+            raise PlanError(
+                f"every={every!r} needs a folder of checkpoints that this job writes itself, to "
+                "see what that takes; nearest is a time, such as 10m"
+            )
         world = job.plan.world_size
         self._agreement = Agreement(world, late=job.records.late)
         self._save, self._at_last = save, at_last
@@ -101,9 +82,15 @@ class Saver:
         self._bad_step = -1
         if folder is not None:
             self._writer = BackgroundWriter(job.parts.rank, world, Path(folder), keep)
-            self.resumed = self._go_on(Path(folder), resume)
+        memory = None if folder is None else given_folder()
+        self._memory = None if memory is None else MemorySaves(job, memory)
         self._saved = job.state.step
+        """The newest step in the folder."""
+        if folder is not None:
+            self.resumed = self._go_on(Path(folder), resume)
         self._since = time.monotonic()
+        self._held_s = 0.0
+        """What the newest save held up training."""
         self._asked: LeaveRequest | None = None
         self._told = self._given_up = False
         self._stack = ExitStack()
@@ -122,14 +109,19 @@ class Saver:
         return own or (signal.SIGTERM if self.left else None)
 
     def _go_on(self, folder: Path, resume: bool | None) -> bool:
-        if not from_first(os.path.lexists(folder / folders.LATEST)):
+        """Loads the newest state, of the disk or, if the job is started again, of memory."""
+        again = started_again()
+        known = from_first(_newest_step(folder))
+        newer = self._memory.newer_than(known) if self._memory is not None and again else None
+        if known < 0 and newer is None:
             return False
-        if not (started_again() if resume is None else resume):
+        if not (again if resume is None else resume):
             raise PlanError(
                 f"{folder} holds a checkpoint: go on from it with resume=True (--resume), or save "
                 "to another folder"
             )
-        self.job.load(folder, self._scheduler)
+        self.job.load(folder, self._scheduler, newer=newer)
+        self._saved = known if newer is not None else self.job.state.step
         return True
 
     def batches(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -170,11 +162,15 @@ class Saver:
             self._told = self._told or self._agreement.ask(step, _LEAVE)
         elif self._is_late():
             self._agreement.ask(step, _SAVE)
+        elif self._memory is not None and job.parts.rank == 0 and self._memory.is_due():
+            self._agreement.ask(step, _REMEMBER)
         due = self._agreement.due(step)
         self.left = due == _LEAVE
-        if due or (self._every.steps and step % self._every.steps == 0):
+        if due in (_SAVE, _LEAVE) or (self._every.steps and step % self._every.steps == 0):
             self.save()
-        if due and job.parts.rank == 0:
+        elif due == _REMEMBER and self._memory is not None:
+            self._memory.save(self._scheduler)
+        if due in (_SAVE, _LEAVE) and job.parts.rank == 0:
             self._since = time.monotonic()
         return self.left
 
@@ -187,6 +183,8 @@ class Saver:
     def _is_late(self) -> bool:
         """Whether rank 0's clock says that it is time."""
         seconds = self._every.seconds
+        if self._every.chosen and self._writer is not None and self._writer.took_s is not None:
+            seconds = chosen_interval_s(self._held_s, self._writer.took_s, self.job.plan.world_size)
         if not seconds or self.job.parts.rank != 0:
             return False
         return time.monotonic() - self._since > seconds
@@ -197,9 +195,11 @@ class Saver:
         if self._save is not None:
             self._save()
         elif self._writer is not None:
+            began = time.monotonic()
             with job.failures.guard():
                 self._writer.wait()  # before the copy: the host has room for one
             self._writer.start(job.snapshot(self._scheduler))
+            self._held_s = time.monotonic() - began
         self._saved = job.state.step
 
     def _check(self) -> None:
@@ -234,6 +234,8 @@ class Saver:
     def finish(self) -> None:
         """Saves the last step, and waits until all that was saved is written; every rank calls it
         when it takes no more steps."""
+        if self._memory is not None and not self._given_up:
+            self._memory.finish()
         if self._writer is not None and not self._given_up:
             if self._saved != self.job.state.step:
                 self.save()
@@ -264,6 +266,16 @@ class Saver:
             assert self.asked_by is not None
             self.job.close()
             raise SystemExit(RETRY if self.saves else 128 + self.asked_by)
+
+
+def _newest_step(folder: Path) -> int:
+    """The step that `latest` names, -1 without one; what it names may be missing or damaged."""
+    if not os.path.lexists(folder / folders.LATEST):
+        return -1
+    try:
+        return folders.step_of(folder / folders.named(folder))
+    except PlanError:
+        return 0  # a load says what is wrong with it
 
 
 def started_again() -> bool:

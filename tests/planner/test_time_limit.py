@@ -8,6 +8,7 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.planner.across import run_classes
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.complete import least_excess
 from meshwright.planner.search.deadline import TimeUp, check_time, until
 from meshwright.planner.search.search import search_problem
 from tests.planner.chains import chain, machine, problem
@@ -51,6 +52,10 @@ def test_what_fits_nowhere_ends_in_time() -> None:
     with pytest.raises(Infeasible):
         search_problem(problem(600, 8, 4, "memory<=1MB"), time_limit_s=1)
     assert time.monotonic() - began < 1.25 + SLACK_S
+    began = time.monotonic()
+    nearest = least_excess(problem(600, 8, 4, "memory<=1MB"), 0.5)  # as `check` of one by hand does
+    assert nearest is None or nearest.predicted
+    assert time.monotonic() - began < 0.5 + SLACK_S
 
 
 def test_the_earlier_deadline_counts() -> None:

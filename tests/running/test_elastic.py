@@ -14,8 +14,9 @@ from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
-from meshwright.running.elastic import Replanner, Supervisor, _visible, check_elastic, run_elastic
+from meshwright.running.elastic import Supervisor, _visible, check_elastic, run_elastic
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.replan import Replanner
 from meshwright.running.verdict import judge
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world import launcher
@@ -79,7 +80,7 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     options += ["--log", "jsonl", "--lr", "1e-2"]
     code = run_elastic(
         tmp_path / "plan.json", "elastic_train:model", options, output=tmp_path / "run",
-        cluster=None, retry_lost_s=600.0,
+        cluster=None, retry_lost_s=600.0, as_json=True,
     )  # fmt: skip
     journal = [json.loads(x) for x in (tmp_path / "run/elastic.jsonl").read_text().splitlines()]
     assert code == 0, journal
@@ -89,13 +90,17 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     assert [line["dropped"] for line in starts] == [[], ["dp_shard=2", "zero=1"]]
     assert journal[1]["cause"] == "rank 1 was killed by SIGKILL, in step 3"
     assert journal[1]["lost"] == [1] and journal[3]["codes"] == [0]
-    assert "1 ranks, plan" in (err := capfd.readouterr().err)
+    said = capfd.readouterr()
+    assert "1 ranks, plan" in (err := said.err)
     assert "without 'dp_shard=2', 'zero=1', which cannot hold there" in err
     losses = {}
     for number in range(2):
         rows = (tmp_path / f"run/start-{number}/metrics.jsonl").read_text().splitlines()
         losses |= {x["step"]: x["loss_metrics/global_avg_loss"] for x in map(json.loads, rows)}
     found = [losses[step + 1] for step in range(STEPS)]
+    steps = list(map(json.loads, said.out.splitlines()))
+    assert {line["start"] for line in steps} == {0, 1} and steps[-1]["start"] == 1
+    assert [{line["step"]: line["loss"] for line in steps}[step] for step in range(STEPS)] == found
     assert found == pytest.approx(alone(_whole, train, one), rel=1e-12)
     with pytest.raises(PlanError, match="low-rank"):
         check_elastic(replace(plan, gives_up=("low-rank gradients",)), mw.Cluster.local(2))
@@ -107,10 +112,10 @@ def test_ranks_get_every_option_but_the_supervisors(monkeypatch):
     found = []
     monkeypatch.setattr(elastic, "run_elastic", lambda *given, **_: found.append(given[2]) or 0)
     monkeypatch.setattr(launch, "train", lambda *given, **more: found.append((given, more)))
-    asked = ("--data", "t:d", "--steps", "7", "--lr", "0.5", "--save", "c", "--keep", "2", "--json",
+    asked = ("--data", "t:d", "--steps", "7", "--lr", "0.5", "--save", "c", "--keep", "2",
              "--save-every", "3m", "--on-nonfinite", "back", "--hang", "9", "--resume",
              "--no-check", "--no-trace", "--tune")  # fmt: skip
-    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run")
+    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run", "--json")
     invoke("run", "p.json", "t:m", *asked, *own, "--log", "tensorboard")
     invoke("run", "p.json", *found[0])
     invoke("run", "p.json", "t:m", *asked, "--log", "tensorboard,jsonl")
@@ -219,4 +224,4 @@ def test_a_plan_for_what_is_left_may_fill_devices():
     machine = replace(roomy, device_types=(tight,))
     plan = mw.search(graph, machine, memory_headroom=0.0, progress=False)
     replanner = Replanner(plan, machine, target=None, _graph=graph)
-    assert replanner.plan_without([1]).predicted.peak_bytes == least
+    assert replanner.plan_without([1]).plan.predicted.peak_bytes == least

@@ -10,6 +10,8 @@ import torch
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job import save_interval
+from meshwright.runtime.job.save_interval import chosen_interval_s
 from meshwright.runtime.job.saver import SaveInterval, Saver
 from meshwright.runtime.world.agreement import Agreement, stride
 from meshwright.runtime.world.exit_codes import RETRY
@@ -176,6 +178,26 @@ def test_an_interval_is_steps_or_time(text):
     assert SaveInterval.parse("1.5h") == SaveInterval(seconds=5400.0)
     with pytest.raises(PlanError, match="10m"):
         SaveInterval.parse(text)
+
+
+def test_saves_may_be_as_rare_as_is_best(tmp_path, monkeypatch):
+    """The first one soon; then what it took says when: among so few steps not again."""
+    monkeypatch.setattr(save_interval, "FIRST_S", 1e-9)
+    job = make_job(Chain(5), PLANS["one"])
+    with Saver(job, tmp_path, every="auto", keep=9) as saver:
+        for batch in saver.batches(batches(STEPS)):
+            job.step(batch)
+            saver.stepped()
+            saver._writer.wait()
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000002", "step-00000006"]
+    assert saver._writer.took_s > 0 and saver._held_s > 0
+    for held_s in (0.1, 1.0):  # Young's formula, where failures are rare beside saves
+        young = (2 * held_s * 419**-1 * 54 * 86_400 * 2) ** 0.5
+        assert chosen_interval_s(held_s, 1.0, 8192) == pytest.approx(young, rel=0.01)
+    assert chosen_interval_s(1e5, 1.0, 8192) == 3600.0
+    assert chosen_interval_s(1.0, 4000.0, 8192) == 4000.0, "one is written at a time"
+    with pytest.raises(PlanError, match="nearest is a time"):
+        Saver(job, None, every="auto", save=lambda: None)
 
 
 def test_what_is_asked_second_has_to_be_asked_again():

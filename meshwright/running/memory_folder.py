@@ -1,0 +1,38 @@
+"""A folder in memory that outlives the ranks of a job, and goes with their supervisor."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path("/dev/shm")
+"""Where Linux keeps files in memory."""
+_PREFIX, _LOCK = "meshwright-", "lock"
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path | None]:
+    """A new folder for as long as the block lasts; None where the system has no files in memory.
+
+    Its owner holds a lock on it. Folders whose owner was killed are removed by the next one.
+    """
+    if not (ROOT.is_dir() and os.access(ROOT, os.W_OK)):
+        yield None
+        return
+    import fcntl
+
+    for left in ROOT.glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), left.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=ROOT))
+    path = made.with_name(made.name.removeprefix("."))
+    with (made / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made.rename(path)  # from here on others look at it, and find it locked
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,179 @@
+"""New plans for what is left of a cluster, searched when something is lost or ahead of it."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.arguments.targets import Target
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.remaining import without
+from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.fewer_devices import SmallerUse, smaller_uses
+from meshwright.planner.search.options import SearchOptions
+from meshwright.planner.search.search import search
+from meshwright.runtime.job.compile import inputs_of
+
+SEARCH_S, AHEAD_S = 10.0, 30.0
+"""Of each search, and of each of those beside training."""
+ALL_S = 15.0
+"""Of all of them: where there is a plan, the next one is not begun if it might end later."""
+USES = 2
+"""Smaller uses of what is left that are searched beside the whole."""
+_NICE = 10
+"""Of the thread that searches ahead."""
+
+
+@dataclass(frozen=True)
+class NewPlan:
+    """A plan for what is left."""
+
+    plan: Plan
+    resting: tuple[int, ...] = ()
+    """Ranks of what is left that it does not use, as they cannot be shared out evenly."""
+
+
+@dataclass
+class Replanner:
+    """Plans for what is left of a cluster, each searched once."""
+
+    plan: Plan
+    cluster: Cluster
+    target: Target
+    _found: dict[str, NewPlan] = field(default_factory=dict)
+    _graph: Graph | None = None
+    _lock: Any = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._found[self.cluster.fingerprint] = NewPlan(self.plan)
+
+    def plan_without(self, lost: Sequence[int], limit_s: float = SEARCH_S) -> NewPlan:
+        """The plan for all but the devices of these ranks, each search of `limit_s` at most;
+        Infeasible or PlanError if there is none."""
+        left = without(self.cluster, lost)
+        with self._lock:
+            if left.fingerprint not in self._found:
+                self._found[left.fingerprint] = self._search(left, limit_s)
+            return self._found[left.fingerprint]
+
+    def _search(self, left: Cluster, limit_s: float) -> NewPlan:
+        """The fastest of plans for all that is left and for parts that divide better."""
+        began = time.monotonic()
+        longest_s = 0.0
+        found: list[NewPlan] = []
+        refused: MeshwrightError | None = None
+        for use in (None, *self._uses(left)):
+            started = time.monotonic()
+            if found and started + longest_s > began + ALL_S * limit_s / SEARCH_S:
+                break
+            where, pins, rest = (
+                (left, (), ()) if use is None else (use.cluster, use.pins, use.resting)
+            )
+            try:
+                found.append(NewPlan(self._checked(where, limit_s, pins), rest))
+            except (Infeasible, PlanError) as error:
+                refused = refused or error
+            longest_s = max(longest_s, time.monotonic() - started)
+        if not found:
+            assert refused is not None
+            raise refused
+        return min(found, key=lambda item: _step_s(item.plan))
+
+    def _uses(self, left: Cluster) -> Sequence[SmallerUse]:
+        plan = self.plan
+        if plan.objective != "throughput":
+            return ()
+        return smaller_uses(
+            left, batch=plan.global_batch_size, num_blocks=plan.model.num_blocks,
+            model_size=max(stage.model_size for stage in plan.stages), most=USES,
+        )  # fmt: skip
+
+    def _checked(self, cluster: Cluster, limit_s: float, more: Sequence[str] = ()) -> Plan:
+        pins = tuple(self.plan.constraints)
+        try:
+            found = self._with_pins(cluster, limit_s, (*pins, *more))
+        except (Infeasible, PlanError):
+            if not pins or more:
+                raise
+            # They were pinned for another number of devices.
+            found = self._with_pins(cluster, limit_s, ())
+        if _trained(found) != _trained(self.plan):
+            raise PlanError(
+                f"for {cluster.name} only a plan was found that trains parameters in another way: "
+                "pin what is to be trained how, so that it holds on fewer devices"
+            )
+        return found
+
+    def _with_pins(self, left: Cluster, limit_s: float, pins: Sequence[str]) -> Plan:
+        options = SearchOptions(
+            optimizer=self.plan.optimizer, precision=self.plan.precision,
+            max_grad_norm=self.plan.max_grad_norm, constraints=pins,
+            objective=self.plan.objective, time_limit_s=limit_s, progress=False,
+        )  # fmt: skip
+        try:
+            return search(self.graph, left, options)
+        except Infeasible:  # to fill devices is better than to stop
+            return search(self.graph, left, options, memory_headroom=0.0)
+
+    def dropped(self, found: Plan) -> tuple[str, ...]:
+        """The pins of the first plan that another one does not keep."""
+        return tuple(pin for pin in self.plan.constraints if pin not in found.constraints)
+
+    @property
+    def graph(self) -> Graph:
+        """The model's step, as ranks trace it."""
+        if self._graph is None:
+            plan, given = self.plan, self.target.example_inputs
+            self._graph = trace(
+                self.target.model, given if given is not None else inputs_of(plan),
+                self.target.loss_fn, global_batch_size=plan.global_batch_size,
+                kernels=plan.kernels, precision=plan.precision,
+            )  # fmt: skip
+        return self._graph
+
+    def search_ahead(self, lost: Sequence[int]) -> None:
+        """Beside training: finds the plan for one node less, or of a single node for one device
+        less, whichever it will be."""
+        left = [r for r in range(self.cluster.num_devices) if r not in lost]
+        node_of = self.cluster.node_of
+        last = node_of(left[-1])
+        next_lost = (
+            [r for r in left if node_of(r) == last] if node_of(left[0]) != last else left[-1:]
+        )
+        if len(left) > len(next_lost):
+            self._thread = threading.Thread(
+                target=self._ahead, args=((*lost, *next_lost),), name="search ahead", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits for a search that is under way: a process that ends within one aborts."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _ahead(self, lost: Sequence[int]) -> None:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            self.plan_without(lost, AHEAD_S)
+        except MeshwrightError:
+            return  # said when it comes to that
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_s
+
+
+def _trained(plan: Plan) -> set[tuple[str, str]]:
+    """Which parameters are updated otherwise than by the plan's optimizer."""
+    return {
+        (path, choice.update)
+        for stage in plan.stages for path, choice in stage.by_parameter.items() if choice.update
+    }  # fmt: skip
