@@ -72,7 +72,15 @@ def _step_facts(
 
 def _op_facts(op: LocalOp) -> tuple[object, ...]:
     inputs = [(i.shape, i.nbytes, i.requires_grad, i.is_param, i.cast_bytes) for i in op.inputs]
-    facts = (op.target, op.dtype, inputs, op.outputs, op.output_bytes, op.differentiable, op.causal)
+    facts: tuple[object, ...] = (
+        op.target,
+        op.dtype,
+        inputs,
+        op.outputs,
+        op.output_bytes,
+        op.differentiable,
+        op.causal,
+    )
     if op.op_class is not classify(op.target):  # its arguments made it one of another class
         facts = (*facts, op.op_class.value)
     last = (op.channels_last, *(i.channels_last for i in op.inputs))

@@ -110,10 +110,10 @@ def temporary_bytes(
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     # The state is larger than any cache when its turn comes: the rate of memory.
-    traffic = optimizer_traffic(nbytes, optimizer)
-    moving = traffic / (device.memory_bandwidth_bytes_per_s * curve.share)
-    if device.kind == "cpu":
+    moving = optimizer_traffic(nbytes, optimizer) / device.memory_bandwidth_bytes_per_s
+    if device.kind == "cpu":  # which writes where it has read: all of the rate
         return moving + device.overhead_s * num_tensors
+    moving /= curve.share
     launches = num_tensors / (1 if update(optimizer).one_by_one else _TENSORS_PER_LAUNCH)
     host = _STEP_DISPATCHES + _HOST_PER_TENSOR * num_tensors
     if (ops := update(optimizer).launches) > 1:

@@ -24,8 +24,9 @@ from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter
+from meshwright.profiling.small_layers import dispatch_s, small_step
 from meshwright.runtime.profiling import cpu_probes as kernels
-from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call, typical_seconds
+from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call
 
 _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
@@ -36,12 +37,16 @@ _Sizes = dict[OpClass, dict[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """What one process measured."""
+class _Computed:
+    """What one process measured of computing."""
 
     flops: dict[str, float]
     compute: dict[OpClass, float]
     """FLOP/s in float32."""
+    attention: dict[tuple[int, int, int], float]
+    """(heads, tokens, width) -> seconds in float32, dispatch included."""
+    streaming: float
+    """Bytes/s of what writes where it reads."""
     memory: _Sizes
     """Bytes -> seconds, dispatch included."""
     matmul: dict[int, float]
@@ -49,6 +54,16 @@ class _Measured:
     flat_s: float
     """Of `kernels.flat_product`, dispatch included."""
     overhead_s: float
+    """Of the cheapest op."""
+    layers_s: float
+    """Of a step of `small_layers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one process measured."""
+
+    computed: _Computed
     calls_s: dict[tuple[str, int, int], float]
     """(operation, group size, bytes) -> seconds."""
 
@@ -56,16 +71,16 @@ class _Measured:
 def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
     """`Cluster.local(num_processes)` with measured speeds.
 
-    All processes measure at once, so speeds include what sharing caches, memory and cores costs; a
-    device is a process that has a core of its own (the simulator shares cores out).
+    All processes measure at once, so speeds include what sharing caches and memory costs. Computing
+    is told in processor time: a device is a process that has a core of its own (the simulator
+    shares cores out), whoever else wants it now.
     It forks, so it must run before this process joins a process group.
     """
     if dist.is_initialized():
         raise PlanError("measure_local must run before torch.distributed is initialised")
     assumed = Cluster.local(num_processes)
-    cores = min(assumed.nodes[0].cores, num_processes)
     seen = _fork(num_processes, budget_s)
-    device = _device(assumed.device_types[0], seen, num_processes / cores)
+    device = _device(assumed.device_types[0], [process.computed for process in seen])
     link = assumed.nodes[0].link
     if num_processes > 1:
         link = fit_link(link, _records(seen))
@@ -81,16 +96,15 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> DeviceType:
-    """The speed of one process times the number of processes that shared a core."""
-    flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
+def _device(assumed: DeviceType, seen: list[_Computed]) -> DeviceType:
+    flops = {name: _mean([s.flops[name] for s in seen]) for name in _DTYPES}
     memory = {
-        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) / per_core for n in sizes}
+        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) for n in sizes}
         for op_class, sizes in seen[0].memory.items()
     }
     large = {c: max(sizes) / sizes[max(sizes)] for c, sizes in memory.items()}
-    compute = {c: per_core * _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
-    bandwidth = max(large.values())
+    compute = {c: _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
+    bandwidth = max(*large.values(), _mean([s.streaming for s in seen]))
     efficiency = {OpClass.MATMUL: 1.0}
     efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
     efficiency |= {c: value / bandwidth for c, value in large.items()}
@@ -99,12 +113,15 @@ def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> Devi
         memory_bandwidth_bytes_per_s=bandwidth,
         peak_flops=flops | {"float16": flops["bfloat16"]},
         efficiency=efficiency,
-        overhead_s=_mean([s.overhead_s for s in seen]) / per_core,
+        overhead_s=_mean([s.overhead_s for s in seen]),
         source="measured",
         reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
     )
-    cubes = {n: _mean([s.matmul[n] for s in seen]) / per_core for n in seen[0].matmul}
-    return _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]) / per_core)
+    cubes = {n: _mean([s.matmul[n] for s in seen]) for n in seen[0].matmul}
+    attention = {shape: _mean([s.attention[shape] for s in seen]) for shape in seen[0].attention}
+    device = _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]))
+    device = _with_attention(device, attention)
+    return replace(device, overhead_s=dispatch_s(device, _mean([s.layers_s for s in seen])))
 
 
 def _with_curves(
@@ -144,6 +161,17 @@ def _with_products(device: DeviceType, cubes: list[KernelTiming], flat_s: float)
         packing = min(_MOST_PACKING, max(0.0, curve.packing + more_s / moving_s))
         start = replace(curve, packing=packing)
     return replace(device, curves={**device.curves, OpClass.MATMUL: start})
+
+
+def _with_attention(device: DeviceType, seconds: dict[tuple[int, int, int], float]) -> DeviceType:
+    samples = []
+    for (heads, tokens, width), took in seconds.items():
+        flops, nbytes = 4.0 * heads * tokens * tokens * width, 16.0 * heads * tokens * width
+        work = KernelWork(OpClass.ATTENTION, "float32", flops, nbytes, depth=tokens)
+        samples.append(_sample(device, work, took))
+    curve = fit_curve(OpClass.ATTENTION, samples, device, OpCurve(share=0.5),
+                      reference=f"{len(samples)} sizes")  # fmt: skip
+    return replace(device, curves={**device.curves, OpClass.ATTENTION: curve})
 
 
 def _sample(device: DeviceType, work: KernelWork, seconds: float) -> KernelTiming:
@@ -224,7 +252,7 @@ def _child(rank: int, count: int, budget_s: float, store: str, writer: Connectio
     elif count > 2:
         seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
     dist.barrier()
-    writer.send(_Measured(*speeds, calls_s))
+    writer.send(_Measured(speeds, calls_s))
     writer.close()
     dist.barrier()
 
@@ -234,29 +262,30 @@ def _speed(kernel: Kernel, budget_s: float) -> float:
     return work / seconds_per_call(call, budget_s)
 
 
-def _compute(
-    budget_s: float,
-) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float, float]:
+def _compute(budget_s: float) -> _Computed:
     """Everything but communication."""
     sizes = len(kernels.ELEMENTS)
-    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) + 3 + 6 * sizes + 1)
+    count = len(_DTYPES) + len(kernels.EDGES) + len(kernels.ATTENTIONS) + 2 + 6 * sizes + 4
+    share = budget_s / count
     memory: _Sizes = {}
     with torch.no_grad():
         flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
         compute = {c: _speed(kernel, share) for c, kernel in kernels.compute_kernels()}
         for elements in kernels.ELEMENTS:
             for op_class, (call, nbytes) in kernels.memory_kernels(elements):
-                # Large ones as all of them go, sharing memory; small ones each for itself.
-                timed = seconds_per_call if elements == kernels.ELEMENTS[-1] else typical_seconds
-                memory.setdefault(op_class, {})[nbytes] = timed(call, share)
+                memory.setdefault(op_class, {})[nbytes] = seconds_per_call(call, share)
         cubes = {
-            n: typical_seconds(kernels.matmul(torch.float32, n)[0], share)
-            for n in kernels.EDGES[:-1]
+            n: seconds_per_call(kernels.matmul(torch.float32, n)[0], share) for n in kernels.EDGES
         }
-        flat_s = typical_seconds(kernels.flat_product(), share)
-    cubes[kernels.EDGES[-1]] = 2.0 * kernels.EDGES[-1] ** 3 / flops["float32"]
-    chain, count = kernels.dispatch()
-    return flops, compute, memory, cubes, flat_s, seconds_per_call(chain, share) / count
+        flat_s = seconds_per_call(kernels.flat_product(), share)
+        attention = {s: seconds_per_call(kernels.attention(s), share) for s in kernels.ATTENTIONS}
+        streaming = _speed(kernels.streaming(kernels.ELEMENTS[-1]), share)
+    chain, links = kernels.dispatch()
+    return _Computed(
+        flops=flops, compute=compute, attention=attention, streaming=streaming, memory=memory,
+        matmul=cubes, flat_s=flat_s, overhead_s=seconds_per_call(chain, share) / links,
+        layers_s=seconds_per_call(small_step(), share),
+    )  # fmt: skip
 
 
 def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:
