@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.forms.methods import method_findings, method_gives_up
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.stepping import owner_notes, update_findings
+from meshwright.forms.survival import survival_findings
 from meshwright.forms.sync import given_up
 from meshwright.forms.sync_findings import findings as sync_findings
 from meshwright.forms.tables import stepping_notes, table_findings
@@ -18,7 +19,6 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
-from meshwright.ir.plan.survival import survival_findings
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile import Profile
 from meshwright.planner.pins.known import in_order

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from meshwright.forms.survival import part_named
 from meshwright.forms.tried import Given
 from meshwright.forms.updates import USUAL
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
-from meshwright.ir.plan.survival import part_named
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.profile.row_counts import RowCounts

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import Any
 
 from meshwright.forms.retention import check as check_retention
+from meshwright.forms.survival import part_named
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Improvement
-from meshwright.ir.plan.survival import part_named
 from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.row_counts import RowCounts

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from meshwright.forms.survival import Part, lost_with
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.survival import Part, lost_with
 
 FIRST = 0.5
 """Of the time, for the search without further pins: if its best plan survives, none is faster."""

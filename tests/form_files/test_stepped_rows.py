@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.cli import app, main
-from meshwright.forms import sync
+from meshwright.forms import sync_findings
 from meshwright.forms.sync import for_tables, zero_of_tables
 from meshwright.forms.sync_findings import findings
 from meshwright.forms.updates import UPDATES, Reach, update
@@ -66,7 +66,7 @@ def test_it_is_printed_and_no_doubt(tmp_path: Path, capsys: Any) -> None:
 def test_what_looks_at_more_is_refused(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the check; and search has another form for it."""
     plan = plan_of(2, "sgd")
-    monkeypatch.setattr(sync, "update", lambda name: replace(update(name), reach=reach))
+    monkeypatch.setattr(sync_findings, "update", lambda name: replace(update(name), reach=reach))
     said = [str(f) for f in findings(plan) if f.severity == "error"]
     assert all(f"a step of sgd depends on {reach.value}" in each for each in said)
     assert sum("under owned_rows" in each for each in said) == 2

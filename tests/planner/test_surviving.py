@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import meshwright as mw
-from meshwright.ir.plan.survival import lost_with
+from meshwright.forms.survival import lost_with
 from meshwright.planner.search import surviving as searching
 from meshwright.testing.nets import Net, data
 

@@ -10,7 +10,7 @@ import torch
 
 from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
-from meshwright.forms import sync
+from meshwright.forms import sync, sync_findings
 from meshwright.forms.sync import chosen, dear, offers
 from meshwright.forms.sync_findings import of_stage
 from meshwright.forms.updates import Reach
@@ -166,8 +166,8 @@ def test_what_is_stepped_bucket_by_bucket_must_not_look_at_others(
     plan = build_plan(asked, uniform_choice(asked, dp_replicate=8))
     stage = replace(plan.stages[0], sync=FormChoice(form="dear"))
     assert not list(of_stage(stage, "adamw")) and list(variants("late_sync", asked, plan))
-    usual = sync.update("adamw")
-    monkeypatch.setattr(sync, "update", lambda name: replace(usual, reach=Reach.GROUP))
+    usual = sync_findings.update("adamw")
+    monkeypatch.setattr(sync_findings, "update", lambda name: replace(usual, reach=Reach.GROUP))
     (finding,) = of_stage(stage, "adamw")
     assert "bucket after bucket" in finding.message and finding.nearest == "no sync"
     assert not list(variants("late_sync", asked, plan))

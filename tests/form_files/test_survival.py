@@ -2,10 +2,10 @@
 
 import pytest
 
+from meshwright.forms.survival import lost_with, part_named, survival_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.survival import lost_with, part_named, survival_findings
 from meshwright.testing.handmade import plan_of
 from tests.runtime.small_jobs import gpipe, stage
 

@@ -6,8 +6,10 @@ axis that is folded into it, hold the same, but for the rows that ZeRO gives eac
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.finding import Finding, few
@@ -38,16 +40,23 @@ def lost_with(plan: Plan, cluster: Cluster, part: Part) -> dict[int, tuple[int, 
 def _alone(stage: Stage, part_of: Sequence[int]) -> set[int]:
     """Parts that are the only ones with something."""
     own = _keeps_its_own(stage)
-    split = own or stage.zero > 0 or any(c.zero for c in stage.by_parameter.values())
     holders: dict[tuple[Fold, int, int], set[int]] = defaultdict(set)
     for fold in _folds(stage):
         seen = folded(stage, fold)
         shard = seen.mesh.get("dp_shard", 1)
+        split = not own and _is_split(seen)
         for position, rank in enumerate(seen.devices):
             replica, model = divmod(position, seen.model_size)
             piece = replica if own else replica % shard if split else 0
             holders[fold, model, piece].add(part_of[rank])
     return {part for parts in holders.values() if len(parts) == 1 for part in parts}
+
+
+def _is_split(seen: Stage) -> bool:
+    """Whether ranks of dp_shard have different rows of any parameter's state."""
+    levels = {seen.zero, *(c.zero for c in seen.by_parameter.values() if c.zero is not None)}
+    plain = replace(seen, by_parameter={})
+    return any(exchange_of(replace(plain, zero=n)).is_split("optimizer") for n in levels)
 
 
 def _folds(stage: Stage) -> list[Fold]:
