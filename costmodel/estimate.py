@@ -144,7 +144,8 @@ def _beside_s(
     tables: CostTables, plan: Plan, costs: Sequence[StageCosts], models: Sequence[StageModel]
 ) -> float:
     """Of a step, what is not in its schedule: the runtime itself, and totals of the batch."""
-    return models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
+    own_s = models[0].sync.overheads.step_s * slowdown(tables.cluster)
+    return own_s + _totals_s(tables, plan, costs)
 
 
 def _lagging(

@@ -1,7 +1,8 @@
-"""Layers so small that a CPU does little but dispatch their ops, and what the cost model counts.
+"""Layers of a small model, to tell what dispatching ops takes where they have work to do.
 
-A chain of one op says what the cheapest dispatch takes. Ops of a model take more: they have more
-operands, their code and autograd's is not at hand when its turn comes, and views come between.
+A chain of one op on next to no data says what the cheapest dispatch takes. Ops of a model take
+more: they have more operands, views come between, and what each of them moves drives its own code
+and autograd's out of the caches. So a dispatch is what these layers take beyond their kernels.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 
-_WIDTH, _HEADS, _TOKENS, _SAMPLES, _LAYERS = 16, 2, 4, 2, 4
+_WIDTH, _HEADS, _TOKENS, _SAMPLES, _LAYERS = 128, 4, 64, 1, 4
 _SHAPES = {
     "scale": (_WIDTH,), "shift": (_WIDTH,),
     "into": (3 * _WIDTH, _WIDTH), "into_bias": (3 * _WIDTH,),
