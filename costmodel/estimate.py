@@ -144,7 +144,8 @@ def _beside_s(
     tables: CostTables, plan: Plan, costs: Sequence[StageCosts], models: Sequence[StageModel]
 ) -> float:
     """Of a step, what is not in its schedule: the runtime itself, and totals of the batch."""
-    return models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
+    own_s = models[0].sync.overheads.step_s * slowdown(tables.cluster)
+    return own_s + _totals_s(tables, plan, costs)
 
 
 def _lagging(
@@ -210,7 +211,7 @@ def _prediction(
     return Prediction(
         step_s=step_s,
         samples_per_s=plan.global_batch_size / step_s,
-        error_band=error_band(parts, _bands(costs, models, owners[parts.rank])),
+        error_band=error_band(parts, bands_of(costs, models, owners[parts.rank])),
         source=worst_source([cost.cost.source for cost in costs]),
         stages=_stages(tables, plan, costs, models, stepped, hides),
         breakdown=parts,
@@ -241,8 +242,10 @@ def _stages(
     )
 
 
-def _bands(costs: Sequence[StageCosts], models: Sequence[StageModel], own: Sequence[int]) -> Bands:
-    """Of a pipeline rank with these stages."""
+def bands_of(
+    costs: Sequence[StageCosts], models: Sequence[StageModel], own: Sequence[int]
+) -> Bands:
+    """Relative errors to expect of a pipeline rank with these stages."""
     seconds = sum(costs[i].cost.forward_s + costs[i].cost.backward_s for i in own)
     uncertain = sum(models[i].uncertain_s for i in own)
     first = models[own[0]].sync

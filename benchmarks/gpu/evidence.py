@@ -48,7 +48,7 @@ def curve_rows(profile: Profile, device: DeviceType) -> tuple[CurveRow, ...]:
     for record in profile.ops.values():
         kind = OpClass(record.op_class)
         if kind is not OpClass.VIEW and record.forward.median_s > 0:
-            said = kernel_s(record_work(record), device)
+            said = kernel_s(record_work(record, device.kind), device)
             said += device.overhead_s if device.kind == "cpu" else 0.0
             found.setdefault(kind, []).append(said / record.forward.median_s)
     return tuple(

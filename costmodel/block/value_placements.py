@@ -15,7 +15,7 @@ from meshwright.costmodel.ops.dtypes import (
     storage_roots,
 )
 from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify, op_name
+from meshwright.costmodel.ops.op_classes import COMPUTE, class_of, classify, op_name
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.inner_traffic import sends
@@ -144,7 +144,7 @@ class Trace(ABC):
         outputs: Sequence[Where],
     ) -> OpStep:
         """All of an op that does not depend on the number of samples."""
-        op_class = classify(op.target)
+        op_class = class_of(op)
         dtype = self._compute_dtype(op, op_class)
         causal = op_class is OpClass.ATTENTION and ("is_causal", True) in op.args
         operands = tuple(

@@ -68,7 +68,7 @@ def _is_product(record: OpRecord) -> bool:
 
 
 def _flops_rate(record: OpRecord) -> float:
-    return record_work(record).flops / record.forward.median_s
+    return record_work(record, "cpu").flops / record.forward.median_s
 
 
 def _overhead_s(records: list[OpRecord], device: DeviceType) -> float:

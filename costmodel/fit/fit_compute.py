@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
-from meshwright.costmodel.ops.kernel_work import forward_gemms, windows
+from meshwright.costmodel.ops.kernel_work import forward_gemms, seen_by_causal, windows
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
 from meshwright.ir.graph.gemm import Gemm
@@ -206,14 +206,14 @@ def _cost(error: Floats) -> float:
     return float(np.sum(np.sqrt(1.0 + (error / _OUTLIER) ** 2) - 1.0))
 
 
-def record_work(record: OpRecord) -> KernelWork:
-    """The forward of a measured op."""
+def record_work(record: OpRecord, kind: str) -> KernelWork:
+    """The forward of an op that was measured on a kind of device."""
     op_class = OpClass(record.op_class)
     gemms: tuple[Gemm, ...] = ()
     if op_class in (OpClass.MATMUL, OpClass.CONVOLUTION):
         gemms = forward_gemms(record.target, record.inputs, record.flops)
-    skipped = 0.5 if record.causal else 1.0
     keys = record.inputs[1][-2] if op_class is OpClass.ATTENTION and len(record.inputs) > 1 else 0
+    skipped = seen_by_causal(keys, kind) if record.causal else 1.0
     flops = record.flops * skipped
     moved = record.moved_bytes
     if op_class is not OpClass.CONVOLUTION:
@@ -243,7 +243,9 @@ def fit_device(device: DeviceType, records: Iterable[OpRecord]) -> DeviceType:
 def _fit_class(op_class: OpClass, records: Sequence[OpRecord], device: DeviceType) -> OpCurve:
     # On a CPU a measured op includes its dispatch, which the cost model adds again.
     dispatch = device.overhead_s if device.kind == "cpu" else 0.0
-    samples = [KernelTiming(record_work(r), r.forward.median_s, dispatch) for r in records]
+    samples = [
+        KernelTiming(record_work(r, device.kind), r.forward.median_s, dispatch) for r in records
+    ]
     start = device.curves.get(op_class) or OpCurve(share=device.efficiency.get(op_class, 0.5))
     reference = f"{len(records)} ops of a profile"
     return fit_curve(op_class, samples, device, start, reference=reference)

@@ -14,6 +14,7 @@ from meshwright.costmodel.ops.formulas import (
 )
 from meshwright.costmodel.ops.kernel_work import (
     accumulate_bytes,
+    as_attended,
     forward_work,
     input_work,
     wanted_inputs,
@@ -111,7 +112,7 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
     if several := calls_of(op):
         return _one_after_the_other([formula(call, device) for call in several])
-    op = as_multiplied(op)
+    op = as_multiplied(as_attended(op, device.kind))
     scaled = is_scaled(op) and op.dtype != AS_IT_IS
     forward_s, input_s, own_s = scaling_s(op, device) if scaled else (0.0, 0.0, 0.0)
     curve = curve_of(op.op_class, device)

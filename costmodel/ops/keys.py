@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp
 from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Op, Ref
 from meshwright.ir.layout.conversions import Primitive
@@ -71,7 +72,17 @@ def _step_facts(
 
 def _op_facts(op: LocalOp) -> tuple[object, ...]:
     inputs = [(i.shape, i.nbytes, i.requires_grad, i.is_param, i.cast_bytes) for i in op.inputs]
-    facts = (op.target, op.dtype, inputs, op.outputs, op.output_bytes, op.differentiable, op.causal)
+    facts: tuple[object, ...] = (
+        op.target,
+        op.dtype,
+        inputs,
+        op.outputs,
+        op.output_bytes,
+        op.differentiable,
+        op.causal,
+    )
+    if op.op_class is not classify(op.target):  # its arguments made it one of another class
+        facts = (*facts, op.op_class.value)
     last = (op.channels_last, *(i.channels_last for i in op.inputs))
     return (*facts, last) if any(last) else facts
 

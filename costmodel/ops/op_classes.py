@@ -3,6 +3,7 @@
 from functools import cache
 
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.ops import facts
 
 COMPUTE = frozenset({OpClass.MATMUL, OpClass.ATTENTION, OpClass.CONVOLUTION, OpClass.RECURRENT})
@@ -19,6 +20,12 @@ def op_name(target: str) -> str:
 def classify(target: str) -> OpClass:
     """The class of an op; what no family knows is elementwise."""
     return facts(target).op_class
+
+
+def class_of(op: Op) -> OpClass:
+    """The class of a call, whose arguments may decide it."""
+    found = facts(op.target)
+    return found.class_of_call(op) if found.class_of_call else found.op_class
 
 
 def is_view(target: str) -> bool:

@@ -12,7 +12,7 @@ from statistics import median
 from meshwright.costmodel.fit.fit_compute import record_work
 from meshwright.costmodel.ops.compute import OpTime, OpTimer, formula, with_dispatch
 from meshwright.costmodel.ops.formulas import kernel_s
-from meshwright.costmodel.ops.kernel_work import forward_work
+from meshwright.costmodel.ops.kernel_work import as_attended, forward_work
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.cluster import Cluster
@@ -81,7 +81,7 @@ class ProfileTimer:
         return self._answers[op]
 
     def _beside(self, record: OpRecord) -> _Known:
-        seconds = self._forward_s(kernel_s(record_work(record), self.device))
+        seconds = self._forward_s(kernel_s(record_work(record, self.device.kind), self.device))
         return _Known(record, log(seconds), log(record.forward.median_s / seconds))
 
     def _forward_s(self, kernel: float) -> float:
@@ -112,7 +112,9 @@ class ProfileTimer:
 
     def _estimated(self, op: LocalOp, known: Sequence[_Known]) -> OpTime:
         says = formula(op, self.device)
-        size = log(self._forward_s(kernel_s(forward_work(op), self.device)))
+        size = log(
+            self._forward_s(kernel_s(forward_work(as_attended(op, self.device.kind)), self.device))
+        )
         near = _neighbours(size, known)
         distance = abs(near[0].size - size)
         beyond = size > max(k.size for k in known) or size < min(k.size for k in known)

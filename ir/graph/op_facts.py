@@ -51,6 +51,8 @@ class OpFacts:
 
     op_class: OpClass = OpClass.ELEMENTWISE
     """Which curve of a device says how long it takes."""
+    class_of_call: Callable[[Op], OpClass] | None = None
+    """The same where its arguments decide it."""
     rule: MakeRule | None = None
     """How its dims may be split; without one that is found by trying it."""
     flops: CountFlops | None = None

@@ -71,6 +71,14 @@ def _in_place(names: str) -> dict[str, OpFacts]:
     return named(f"{names} {names.replace(' ', '_ ')}_", _PLAIN)
 
 
+def _class_of_power(op: Op) -> OpClass:
+    """Tells powers that torch's kernels multiply, divide or take a root for from all others
+    (pow_tensor_optimized_kernel of CPUs and pow_tensor_scalar_kernel_impl of CUDA)."""
+    return OpClass.ELEMENTWISE if given(op, "exponent") in _SHORT else OpClass.TRANSCENDENTAL
+
+
+_SHORT = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
+"""Exponents."""
 _PLAIN = OpFacts(rule=elementwise())
 _LINEAR = OpFacts(rule=elementwise(_first))
 _COPY = replace(_LINEAR, op_class=OpClass.COPY, flops=NO_FLOPS)
@@ -93,7 +101,8 @@ FACTS = {
     **named("sigmoid_", replace(_PLAIN, flops=per_element(4))),
     **named("rsqrt", replace(_PLAIN, autocast="float32")),
     **named("cos elu erf mish sin softplus", _CURVED),
-    **named("exp log pow", replace(_CURVED, autocast="float32")),
+    **named("exp log", replace(_CURVED, autocast="float32")),
+    **named("pow", replace(_CURVED, class_of_call=_class_of_power, autocast="float32")),
     **named("gelu gelu_", replace(_CURVED, flops=per_element(10))),
     **named("silu silu_ tanh", replace(_CURVED, flops=per_element(5))),
     **named("sigmoid", replace(_CURVED, flops=per_element(4))),

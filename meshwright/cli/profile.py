@@ -1,8 +1,10 @@
 """`meshwright profile`: measures this machine for a model on a cluster, into a file."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,10 +12,15 @@ from rich.table import Table
 
 from meshwright.arguments.options import MODEL, Json
 from meshwright.arguments.targets import load_cluster, load_target
+from meshwright.ir.errors import PlanError
 from meshwright.ir.precision import USUAL
 from meshwright.ir.profile.profile import COMPILED, Profile, Timing
 from meshwright.ir.text.terminal import Terminal
 from meshwright.ir.text.units import size
+
+if TYPE_CHECKING:
+    from meshwright.ir.cluster.cluster import Cluster
+    from meshwright.ir.graph.graph import Graph
 
 _ROWS = 20
 """Blocks that are listed; all are in the file."""
@@ -45,6 +52,10 @@ def command(
     compiled: Annotated[
         bool, typer.Option("--compile", help="blocks as torch.compile makes them too")
     ] = False,
+    first: Annotated[
+        bool,
+        typer.Option("--first", help="only say what to measure first, for a model's best plans"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine: blocks of a model, ops, collectives, memory."""
@@ -65,6 +76,9 @@ def command(
             kernels=names,
             wins=wins,
         )
+    if first:
+        _show_first(graph, machines, precision, optimizer, constraint or [], output, as_json)
+        return
     measured = profile(
         graph,
         machines,
@@ -81,6 +95,40 @@ def command(
     else:
         show(measured, Terminal())
         print(f"wrote {output} ({measured.fingerprint})")
+
+
+def _show_first(
+    graph: "Graph | None",
+    machines: "Cluster",
+    precision: str,
+    optimizer: str,
+    constraints: Sequence[str],
+    known: Path,
+    as_json: bool,
+) -> None:
+    from meshwright.ir.profile.profile_store import load_profile
+    from meshwright.profiling.first import measure_first
+
+    if graph is None:
+        raise PlanError("--first says what to measure for plans of a model: name it with --model")
+    found = measure_first(
+        graph, machines, precision=precision, optimizer=optimizer, constraints=constraints,
+        profile=load_profile(known) if known.exists() else None,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    table = Table(title="What to measure first", caption="Relative errors that the best plans "
+                  "state, when this and all above it have been measured.")  # fmt: skip
+    for name in ("measurement", "band before", "after"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        table.add_row(one.measured, f"{one.before:.1%}", f"{one.after:.1%}")
+    console = Terminal()
+    if found:
+        console.print(table)
+    else:
+        console.print("No measurement narrows what the best plans state.")
 
 
 def summary(profile: Profile) -> dict[str, object]:

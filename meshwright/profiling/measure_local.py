@@ -4,12 +4,12 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
@@ -24,24 +24,36 @@ from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter
+from meshwright.profiling.small_layers import dispatch_s, small_step
 from meshwright.runtime.profiling import cpu_probes as kernels
-from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call, typical_seconds
+from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call
+from meshwright.runtime.profiling.load import BusyLoad
 
-_SMALL, _LARGE = 2**10, 2**22
+_SMALL, _MIDDLE, _LARGE = 2**10, 2**18, 2**22
+_PIECES, _TURNS = 2, 16
+"""Of computing before a collective, 1.3 ms of a core in all, and how often they take turns."""
+_ALONE_S = 0.15
+_SPREAD = 0.25
+"""Relative error of collectives that were measured so shortly."""
 _LOADED_S = 0.6
+_LEAST_S = 1e-6
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 _ROUNDS, _MOST_PACKING = 4, 8.0
 _Sizes = dict[OpClass, dict[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """What one process measured."""
+class _Computed:
+    """What one process measured of computing."""
 
     flops: dict[str, float]
     compute: dict[OpClass, float]
     """FLOP/s in float32."""
+    attention: dict[tuple[int, int, int], float]
+    """(heads, tokens, width) -> seconds in float32, dispatch included."""
+    streaming: float
+    """Bytes/s of what writes where it reads."""
     memory: _Sizes
     """Bytes -> seconds, dispatch included."""
     matmul: dict[int, float]
@@ -49,26 +61,62 @@ class _Measured:
     flat_s: float
     """Of `kernels.flat_product`, dispatch included."""
     overhead_s: float
-    calls_s: dict[tuple[str, int, int], float]
-    """(operation, group size, bytes) -> seconds."""
+    """Of the cheapest op."""
+    layers_s: float
+    """Of a step of `small_layers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Of some pieces of computing and a collective."""
+
+    wall_s: float
+    """That the fastest quarter took."""
+    busy_s: float
+    """Processor seconds."""
+
+    def seconds(self, piece_s: float, per_core: float) -> float:
+        """Of the collective between computing, from which members come at different times and
+        with caches that it then finds filled.
+
+        Where processes share cores, what it needs of these is what it takes: one that waits leaves
+        its core to others. Else what nobody computes in.
+        """
+        if per_core > 1.0:
+            return max(_LEAST_S, per_core * (self.busy_s - _PIECES * piece_s))
+        return max(_LEAST_S, self.wall_s - _PIECES * piece_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one process measured."""
+
+    computed: _Computed
+    piece_s: float = 0.0
+    """Processor seconds of a piece of computing while all compute and nobody communicates."""
+    turns: dict[tuple[str, int, int], _Turn] = field(default_factory=dict)
+    """By operation, group size and bytes."""
+    sends_s: dict[int, float] = field(default_factory=dict)
+    """Bytes -> seconds of a message."""
 
 
 def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
     """`Cluster.local(num_processes)` with measured speeds.
 
-    All processes measure at once, so speeds include what sharing caches, memory and cores costs; a
-    device is a process that has a core of its own (the simulator shares cores out).
+    All processes measure at once, so speeds include what sharing caches and memory costs. Computing
+    is told in processor time: a device is a process that has a core of its own (the simulator
+    shares cores out), whoever else wants it now.
     It forks, so it must run before this process joins a process group.
     """
     if dist.is_initialized():
         raise PlanError("measure_local must run before torch.distributed is initialised")
     assumed = Cluster.local(num_processes)
-    cores = min(assumed.nodes[0].cores, num_processes)
     seen = _fork(num_processes, budget_s)
-    device = _device(assumed.device_types[0], seen, num_processes / cores)
+    device = _device(assumed.device_types[0], [process.computed for process in seen])
     link = assumed.nodes[0].link
     if num_processes > 1:
-        link = fit_link(link, _records(seen))
+        cores = min(assumed.nodes[0].cores, num_processes)
+        link = fit_link(link, _records(seen, num_processes / cores))
     return replace(
         assumed,
         name=f"local:{num_processes}+measured",
@@ -81,16 +129,15 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> DeviceType:
-    """The speed of one process times the number of processes that shared a core."""
-    flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
+def _device(assumed: DeviceType, seen: list[_Computed]) -> DeviceType:
+    flops = {name: _mean([s.flops[name] for s in seen]) for name in _DTYPES}
     memory = {
-        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) / per_core for n in sizes}
+        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) for n in sizes}
         for op_class, sizes in seen[0].memory.items()
     }
     large = {c: max(sizes) / sizes[max(sizes)] for c, sizes in memory.items()}
-    compute = {c: per_core * _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
-    bandwidth = max(large.values())
+    compute = {c: _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
+    bandwidth = max(*large.values(), _mean([s.streaming for s in seen]))
     efficiency = {OpClass.MATMUL: 1.0}
     efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
     efficiency |= {c: value / bandwidth for c, value in large.items()}
@@ -99,12 +146,15 @@ def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> Devi
         memory_bandwidth_bytes_per_s=bandwidth,
         peak_flops=flops | {"float16": flops["bfloat16"]},
         efficiency=efficiency,
-        overhead_s=_mean([s.overhead_s for s in seen]) / per_core,
+        overhead_s=_mean([s.overhead_s for s in seen]),
         source="measured",
         reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
     )
-    cubes = {n: _mean([s.matmul[n] for s in seen]) / per_core for n in seen[0].matmul}
-    return _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]) / per_core)
+    cubes = {n: _mean([s.matmul[n] for s in seen]) for n in seen[0].matmul}
+    attention = {shape: _mean([s.attention[shape] for s in seen]) for shape in seen[0].attention}
+    device = _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]))
+    device = _with_attention(device, attention)
+    return replace(device, overhead_s=dispatch_s(device, _mean([s.layers_s for s in seen])))
 
 
 def _with_curves(
@@ -146,6 +196,17 @@ def _with_products(device: DeviceType, cubes: list[KernelTiming], flat_s: float)
     return replace(device, curves={**device.curves, OpClass.MATMUL: start})
 
 
+def _with_attention(device: DeviceType, seconds: dict[tuple[int, int, int], float]) -> DeviceType:
+    samples = []
+    for (heads, tokens, width), took in seconds.items():
+        flops, nbytes = 4.0 * heads * tokens * tokens * width, 16.0 * heads * tokens * width
+        work = KernelWork(OpClass.ATTENTION, "float32", flops, nbytes, depth=tokens)
+        samples.append(_sample(device, work, took))
+    curve = fit_curve(OpClass.ATTENTION, samples, device, OpCurve(share=0.5),
+                      reference=f"{len(samples)} sizes")  # fmt: skip
+    return replace(device, curves={**device.curves, OpClass.ATTENTION: curve})
+
+
 def _sample(device: DeviceType, work: KernelWork, seconds: float) -> KernelTiming:
     return KernelTiming(work, seconds, device.overhead_s)
 
@@ -155,25 +216,23 @@ def _product(m: int, n: int, k: int) -> KernelWork:
     return KernelWork(OpClass.MATMUL, "float32", 2.0 * m * n * k, nbytes, (Gemm(1, m, n, k),))
 
 
-def _records(seen: list[_Measured]) -> list[CollectiveRecord]:
+def _records(seen: list[_Measured], per_core: float) -> list[CollectiveRecord]:
     """The mean over the processes of what each saw."""
     times: dict[tuple[str, int, int], list[float]] = {}
     for process in seen:
-        for key, seconds_of_one in process.calls_s.items():
-            times.setdefault(key, []).append(seconds_of_one)
+        for key, turn in process.turns.items():
+            times.setdefault(key, []).append(turn.seconds(process.piece_s, per_core))
+        for nbytes, seconds_of_one in process.sends_s.items():
+            times.setdefault(("send", 2, nbytes), []).append(seconds_of_one)
     return [
         CollectiveRecord(
             operation=operation,
             nbytes=nbytes,
             group=GroupShape(size=size, per_node=size),
             groups_at_once=len(seen) // size,
-            time=Timing(
-                median_s=_mean([s.calls_s[key] for s in held]), spread=0.1, count=len(held)
-            ),
+            time=Timing(median_s=_mean(found), spread=_SPREAD, count=len(found)),
         )
-        for key in sorted(set().union(*(s.calls_s for s in seen)))
-        for operation, size, nbytes in [key]
-        for held in [[s for s in seen if key in s.calls_s]]
+        for (operation, size, nbytes), found in sorted(times.items())
     ]
 
 
@@ -216,15 +275,15 @@ def _child(rank: int, count: int, budget_s: float, store: str, writer: Connectio
     keep_freed_memory()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     dist.barrier()
-    speeds = _compute(budget_s)
+    computed = _compute(budget_s)
     dist.barrier()
-    calls_s = _communicate(rank, count) if count > 1 else {}
+    found = _communicate(rank, count, computed) if count > 1 else _Measured(computed)
     if count > 2 and rank < 2:
-        calls_s["send", 2, _SMALL] = _latency_under_load(rank)
+        found.sends_s[_SMALL] = _latency_under_load(rank)
     elif count > 2:
         seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
     dist.barrier()
-    writer.send(_Measured(*speeds, calls_s))
+    writer.send(found)
     writer.close()
     dist.barrier()
 
@@ -234,50 +293,65 @@ def _speed(kernel: Kernel, budget_s: float) -> float:
     return work / seconds_per_call(call, budget_s)
 
 
-def _compute(
-    budget_s: float,
-) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float, float]:
+def _compute(budget_s: float) -> _Computed:
     """Everything but communication."""
     sizes = len(kernels.ELEMENTS)
-    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) + 3 + 6 * sizes + 1)
+    count = len(_DTYPES) + len(kernels.EDGES) + len(kernels.ATTENTIONS) + 2 + 6 * sizes + 4
+    share = budget_s / count
     memory: _Sizes = {}
     with torch.no_grad():
         flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
         compute = {c: _speed(kernel, share) for c, kernel in kernels.compute_kernels()}
         for elements in kernels.ELEMENTS:
             for op_class, (call, nbytes) in kernels.memory_kernels(elements):
-                # Large ones as all of them go, sharing memory; small ones each for itself.
-                timed = seconds_per_call if elements == kernels.ELEMENTS[-1] else typical_seconds
-                memory.setdefault(op_class, {})[nbytes] = timed(call, share)
+                memory.setdefault(op_class, {})[nbytes] = seconds_per_call(call, share)
         cubes = {
-            n: typical_seconds(kernels.matmul(torch.float32, n)[0], share)
-            for n in kernels.EDGES[:-1]
+            n: seconds_per_call(kernels.matmul(torch.float32, n)[0], share) for n in kernels.EDGES
         }
-        flat_s = typical_seconds(kernels.flat_product(), share)
-    cubes[kernels.EDGES[-1]] = 2.0 * kernels.EDGES[-1] ** 3 / flops["float32"]
-    chain, count = kernels.dispatch()
-    return flops, compute, memory, cubes, flat_s, seconds_per_call(chain, share) / count
+        flat_s = seconds_per_call(kernels.flat_product(), share)
+        attention = {s: seconds_per_call(kernels.attention(s), share) for s in kernels.ATTENTIONS}
+        streaming = _speed(kernels.streaming(kernels.ELEMENTS[-1]), share)
+    chain, links = kernels.dispatch()
+    return _Computed(
+        flops=flops, compute=compute, attention=attention, streaming=streaming, memory=memory,
+        matmul=cubes, flat_s=flat_s, overhead_s=seconds_per_call(chain, share) / links,
+        layers_s=seconds_per_call(small_step(), share),
+    )  # fmt: skip
 
 
-def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:
+def _communicate(rank: int, count: int, computed: _Computed) -> _Measured:
     """Collectives of pairs and of all, and messages within pairs, everybody at once."""
     pairs = [dist.new_group([i, i + 1]) for i in range(0, count - 1, 2)]
     pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
     everybody = dist.new_group()
-    found: dict[tuple[str, int, int], float] = {}
-    for nbytes, calls in ((_SMALL, 20), (_LARGE, 5)):
+    load = BusyLoad(torch.device("cpu"))
+    dist.barrier()
+    found = _Measured(computed, seconds_per_call(load.unit, _ALONE_S))
+    for nbytes, calls in ((_SMALL, 20), (_MIDDLE, 10), (_LARGE, 5)):
         # With two processes the pair is everybody.
         for size, group in {2: pair, count: everybody}.items():
             dist.barrier()
             if group is None:
                 continue
             for operation, call in _calls(nbytes, size, group).items():
-                found[operation, size, nbytes] = _timed(call, calls)
+                found.turns[operation, size, nbytes] = _turn(call, load)
         if pair is not None:
             data = torch.ones(nbytes // 4)
-            found["send", 2, nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
+            found.sends_s[nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
     dist.barrier()
     return found
+
+
+def _turn(call: Callable[[], object], load: BusyLoad) -> _Turn:
+    """Every rank takes as many."""
+    times, busy = [], process_time()
+    for _ in range(_TURNS):
+        start = perf_counter()
+        for _ in range(_PIECES):
+            load.unit()
+        call()
+        times.append(perf_counter() - start)
+    return _Turn(sorted(times)[_TURNS // 4], (process_time() - busy) / _TURNS)
 
 
 def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:

@@ -15,7 +15,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.compute import op_time
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify
+from meshwright.costmodel.ops.op_classes import COMPUTE, class_of
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
@@ -97,7 +97,7 @@ class OpTimes:
         self, op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape], share: float
     ) -> LocalOp:
         graph, dtypes = self.tables.graph, self.tables.facts.dtypes
-        op_class = classify(op.target)
+        op_class = class_of(op)
         cast = self.tables.facts.precision.autocast if op_class in COMPUTE else ""
         made = next((n for n in op.outputs if n), "")
         dtype = cast or dtypes.get(made, "float32")

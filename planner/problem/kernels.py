@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from meshwright.costmodel.ops.compute import KeptTimes, kept_inside_bytes
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify
+from meshwright.costmodel.ops.op_classes import COMPUTE, class_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.graph import Kind, Op, Tensor
@@ -98,7 +98,7 @@ def whole_op(op: Op, tensors: Mapping[str, Tensor], device: DeviceType) -> Local
         op, device, DRAWS_AGAIN
     )
     return LocalOp(
-        op.target, classify(op.target), outputs[0].dtype, op.flops,
+        op.target, class_of(op), outputs[0].dtype, op.flops,
         tuple(
             LocalInput(
                 t.shape, t.nbytes, t.requires_grad, t.kind is Kind.PARAMETER,

@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 from torch import Tensor
@@ -23,32 +22,22 @@ EDGES = (64, 192, 512)
 """Of the square matrices of a product."""
 FLAT = (32, 1024)
 """Rows, and edge of the square weight, of a product so flat that moving the weight shows."""
+ATTENTIONS = ((4, 256, 64), (4, 64, 32))
+"""Heads, tokens and width of each: queries of few keys take more for each of them."""
 _COPIES = 12
 
 
 def seconds_per_call(call: Callable[[], object], budget_s: float) -> float:
-    """Mean seconds of a call while others run the same: what sharing caches, memory and cores costs
-    is part of the price, since in training it is shared too."""
+    """Mean processor seconds of a call, in `budget_s` by the clock, while others run the same: what
+    sharing caches and memory costs is part of the price, since in training it is shared too, and
+    waiting for a core is not."""
     for _ in range(2 * _COPIES):  # first pages, first caches
         call()
-    calls, start = 0, perf_counter()
-    while (elapsed := perf_counter() - start) < budget_s or not calls:
+    calls, end, start = 0, perf_counter() + budget_s, thread_time()
+    while perf_counter() < end or not calls:
         call()
         calls += 1
-    return elapsed / calls
-
-
-def typical_seconds(call: Callable[[], object], budget_s: float) -> float:
-    """Median seconds of a short call: being put aside once would outweigh many of them."""
-    for _ in range(_COPIES):
-        call()
-    times: list[float] = []
-    end = perf_counter() + budget_s
-    while perf_counter() < end or not times:
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times)
+    return (thread_time() - start) / calls
 
 
 def rotating(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
@@ -82,15 +71,8 @@ def flat_product() -> Callable[[], Tensor]:
 
 
 def compute_kernels() -> Iterator[tuple[OpClass, Kernel]]:
-    """One float32 kernel of each class that is bound by arithmetic."""
-    q = torch.randn(1, 4, 256, 64)
-    yield (
-        OpClass.ATTENTION,
-        (
-            lambda: functional.scaled_dot_product_attention(q, q, q, is_causal=True),
-            4.0 * 4 * 256 * 256 * 64,
-        ),
-    )
+    """One float32 kernel of each class that is bound by arithmetic, but for products and attention,
+    of which there are several."""
     image, filters = torch.randn(2, 64, 28, 28), torch.randn(64, 64, 3, 3)
     yield (
         OpClass.CONVOLUTION,
@@ -102,6 +84,24 @@ def compute_kernels() -> Iterator[tuple[OpClass, Kernel]]:
     lstm = torch.nn.LSTM(128, 128)
     steps = torch.randn(16, 8, 128)
     yield OpClass.RECURRENT, (lambda: lstm(steps)[0], 2.0 * 16 * 8 * 4 * 128 * 256)
+
+
+def attention(shape: tuple[int, int, int]) -> Callable[[], Tensor]:
+    """Attention of one sample, heads x tokens x width, in which all look at all."""
+    q = torch.randn(1, *shape)
+    return lambda: functional.scaled_dot_product_attention(q, q, q)
+
+
+def streaming(elements: int) -> Kernel:
+    """A kernel that writes where it reads, as optimizers do: no line is fetched to be overwritten,
+    and no memory is new."""
+    turns = cycle([(torch.ones(elements), torch.ones(elements)) for _ in range(_COPIES // 2)])
+
+    def call() -> Tensor:
+        x, y = next(turns)
+        return x.add_(y)
+
+    return call, 12.0 * elements
 
 
 def memory_kernels(elements: int) -> Iterator[tuple[OpClass, Kernel]]:

@@ -254,7 +254,7 @@ def _measured() -> dict[str, bool]:
         with Layouts() as layouts:
             record = measure_op(task, CPU, budget_s=0.0)
         assert {image for image, _ in layouts.seen} <= {task.operands[0].channels_last}
-        assert not (record.channels_last and record_work(record).turned_bytes)
+        assert not (record.channels_last and record_work(record, "cpu").turned_bytes)
         found[record.target] = record.channels_last
     assert {t.operands[0].channels_last for t in tasks if "conv2d" in t.target} == {True, False}
     return found

@@ -136,7 +136,7 @@ def _profile(preset: str, factor: float) -> Profile:
                           inputs=((size, size), (size, size)), flops=2.0 * size**3,
                           moved_bytes=6.0 * size**2, forward=Timing(median_s=1, spread=0, count=5),
                           backward=None)  # fmt: skip
-        took = factor * kernel_s(record_work(record), device)
+        took = factor * kernel_s(record_work(record, device.kind), device)
         ops[record.key] = replace(record, forward=Timing(median_s=took, spread=0.0, count=5))
     took = 2**25 / link_rate(device) * factor
     copies = (CopyRecord(direction="to_host", nbytes=2**25,

@@ -569,3 +569,16 @@ def test_cross_entropy_that_keeps_no_probabilities_moves_half_as_much() -> None:
     fused = moved("cross_entropy_total", 4 + 2 * 256, 256_512 + 2 * 256)
     assert plain == [2 * 256_000 + 512 + 4, 4 * 256_000 + 512 + 4]
     assert fused == [256_000 + 512 + 516, 2 * 256_000 + 1024 + 516]
+
+
+def test_cpus_compute_scores_that_causal_attention_does_not_use() -> None:
+    """torch's kernel there looks at 512 keys together, and skips those that lie wholly ahead."""
+    cpu = Cluster.local(1).device_types[0]
+
+    def times(keys: int) -> float:
+        found, whole = (parts(formula(attention(keys, causal=c), cpu)) for c in (True, False))
+        assert found[0] / whole[0] == pytest.approx(found[1] / whole[1], rel=0.02)
+        return found[0] / whole[0]
+
+    assert times(256) == times(512) == 1.0
+    assert times(2048) == pytest.approx(0.625, abs=0.02)

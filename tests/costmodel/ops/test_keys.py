@@ -4,14 +4,17 @@ import pytest
 import torch
 
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables
+from meshwright.costmodel.ops.compute import op_time
 from meshwright.costmodel.ops.keys import op_key
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import model_mesh
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.problem.kernels import whole_op
 from meshwright.testing.models import CASES
 
 CPU = Cluster.local(4)
@@ -109,3 +112,22 @@ def test_op_keys() -> None:
     assert len(found) == 1 + len(others)
     # A share of a larger op's flops is a rounding error away from those of a small one.
     assert op_key(op()._replace(flops=1024.0000001, saved_bytes=7)) == op_key(op())
+
+
+class _Powers(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((self.scale * x).pow(2) + (self.scale * x).abs().pow(1.7)).mean()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(64))
+
+
+def test_squares_are_multiplications_and_other_powers_are_not() -> None:
+    graph = trace(_Powers(), (torch.ones(32, 64),))
+    powers = [op for op in graph.ops if op.target == "aten.pow.Tensor_Scalar"]
+    assert [class_of(op) for op in powers] == [OpClass.ELEMENTWISE, OpClass.TRANSCENDENTAL]
+    device = CPU.device_types[0]
+    square, other = (whole_op(op, graph.tensors, device) for op in powers)
+    assert op_time(square, device).total_s < op_time(other, device).total_s
+    assert op_key(square) != op_key(other)
