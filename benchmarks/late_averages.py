@@ -4,8 +4,8 @@ beside gradients of low rank (PowerSGD) that take as many bytes.
 python -m benchmarks.late_averages [--steps 600] [--seeds 0 1 2]
 
 Four Gloo processes train a small network on the digits of scikit-learn, 16 samples each a step, by
-plain SGD at a rate of 0.2, as jobs of plans that differ in `sync` alone. Printed is what
-goes of a gradient's bytes in a step, the accuracy on the samples left out (the last 397), seed by seed,
+plain SGD at a rate of 0.2, as jobs of plans that differ in `sync` alone. Printed is what goes of a
+gradient's bytes in a step, the accuracy on the samples left out (the last 397), seed by seed,
 and the accuracy of synchronous training less that of each, in points, averaged over seeds.
 """
 
