@@ -110,7 +110,7 @@ def rises(values: list[float]) -> int:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and its rows as they are found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--hidden", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -135,6 +135,7 @@ def main() -> None:
             for name, (values, share) in found.items():
                 row = f"{values[0]:.4f}", f"{values[-1]:.4f}", f"{rises(values)}", f"{share:.3f}"
                 table.add_row(f"{hidden}", f"{seed}", name, *row)
+                print(hidden, seed, name, *row, sep=" | ", flush=True)
     Console(width=100).print(table)
 
 

@@ -1,7 +1,7 @@
 """The largest model and the largest batch on one device, with parameters and optimizer on the host.
 
 python -m benchmarks.host_memory sizes [--device v100-32]
-python -m benchmarks.host_memory batches [--device v100-32]
+python -m benchmarks.host_memory batches [--device v100-32] [--models "GPT-2 large"]
 python -m benchmarks.host_memory run [--rounds 20] [--link 300MB/s] [--memory 60MB]
 
 `sizes`: by prediction, the largest GPT-2 of a ladder of shapes that fits a GPU at 8 sequences of
@@ -14,7 +14,7 @@ steps are set beside the prediction. Jobs take turns, round by round.
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import median
@@ -45,7 +45,7 @@ SHAPES = ((12, 768), (24, 1024), (36, 1280), (48, 1600), (32, 2560), (32, 3072),
           (32, 4096), (36, 4608), (40, 5120), (44, 5632), (44, 6144), (48, 7168), (56, 8192),
           (64, 9216))  # fmt: skip
 """Layers and width."""
-KNOWN = {"GPT-2 large": (36, 1280), "GPT-2 XL": (48, 1600)}
+KNOWN = {"GPT-2 medium": (24, 1024), "GPT-2 large": (36, 1280), "GPT-2 XL": (48, 1600)}
 SEQUENCES, TOKENS = 8, 1024
 PRECISION = "fp16"
 """A V100 has tensor cores for it, and the published runs have it."""
@@ -127,12 +127,13 @@ def sizes(device: str) -> Table:
     return table
 
 
-def batches(device: str) -> Table:
-    """The largest batch in one piece, store by store, with recompute and without."""
+def batches(device: str, models: Sequence[str]) -> Table:
+    """The largest batch in one piece, store by store, with recompute and without; also as they are
+    found."""
     cluster = Cluster.preset(device, devices_per_node=1)
     table = _table("model", "kept", "nothing made again or moved", "ratio", "else", "ratio",
                    "step, s")  # fmt: skip
-    for model, (layers, width) in KNOWN.items():
+    for model, (layers, width) in ((name, KNOWN[name]) for name in models):
         first: list[int] = []
         for name, store in STORES.items():
             cells: list[str] = []
@@ -149,6 +150,7 @@ def batches(device: str) -> Table:
                 cells += [str(number), f"{number / first[place]:.2f}" if first[place] else "-"]
                 step_s = plan.predicted.step_s if plan is not None else 0.0
             table.add_row(model, name, *cells, f"{step_s:.2f}")
+            print(model, name, *cells, f"{step_s:.2f}", sep=" | ", flush=True)
     return table
 
 
@@ -249,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("sizes", "batches", "run"))
     parser.add_argument("--device", default="v100-32")
+    parser.add_argument("--models", nargs="+", default=list(KNOWN), choices=list(KNOWN))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--link", default="300MB/s")
     parser.add_argument("--memory", default="60MB")
@@ -258,7 +261,9 @@ def main() -> None:
         assert isinstance(link, float) and isinstance(memory, int)
         table = run(given.rounds, link, memory)
     else:
-        table = (sizes if given.what == "sizes" else batches)(given.device)
+        table = (
+            sizes(given.device) if given.what == "sizes" else batches(given.device, given.models)
+        )
     Console(width=160).print(table)
 
 

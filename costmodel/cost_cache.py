@@ -122,6 +122,16 @@ class CostTables:
         return frozenset(t.name for t in self.graph.parameters if not t.requires_grad)
 
     @cached_property
+    def as_stepped(self) -> frozenset[str]:
+        """Names of the parameters with gradients that blocks read themselves, where they read
+        copies of others."""
+        copies = self.numbers.copies
+        return frozenset(
+            t.name for t in self.graph.parameters
+            if copies and t.requires_grad and t.dtype != copies
+        )  # fmt: skip
+
+    @cached_property
     def still(self) -> frozenset[str]:
         """Names of the blocks that have no backward, as no gradient comes to what they make."""
         tensors = self.graph.tensors

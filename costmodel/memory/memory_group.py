@@ -167,6 +167,13 @@ class BackwardGradients:
         more = nbytes // 2 + self._group.largest[index]
         return more if more > nbytes else nbytes
 
+    def opened(self) -> None:
+        """A block's parameters have come from the host when it was about to run: the gradients of
+        the one before it have gone meanwhile."""
+        exchange = self._group.exchange
+        if self._leaves and exchange.comes_from_host and exchange.gradients_leave_each:
+            self.moving = 0
+
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]

@@ -274,6 +274,8 @@ class StageMemory:
                 arriving, gathered = ahead[index]
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((whole, -freed, arriving + moving, 0))
+                for group in groups if not self.prefetch else ():
+                    group.opened()
             if one:
                 workspace = one.run(index, block.workspace)
                 whole, moving = one.gradients, one.moving

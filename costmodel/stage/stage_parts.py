@@ -65,10 +65,18 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
         # A kernel steps all that it is given, and copies of owners have gradients of other rows.
         alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
         rests = alone and bool(step) and update(step).rests_by_default
-        of = _exchange(tables, group.stage, costs, own, rests)
-        shapes = _stepped(tables, costs, step, own)
-        found.append(Part(of, step, own, lines_in(tables, group.stage), fold, shapes))
+        for names_of in _by_copies(tables, own):
+            of = _exchange(tables, group.stage, costs, names_of, rests)
+            shapes = _stepped(tables, costs, step, names_of)
+            lines = lines_in(tables, group.stage)
+            found.append(Part(of, step, names_of, lines, fold, shapes))
     return tuple(found)
+
+
+def _by_copies(tables: CostTables, names: frozenset[str]) -> list[frozenset[str]]:
+    """Names, those apart that blocks read as they are stepped where they read copies of others."""
+    wide = names & tables.as_stepped
+    return [own for own in (names - wide, wide) if own] or [names]
 
 
 def _part(
@@ -91,20 +99,21 @@ def _foldings(
 ) -> tuple[tuple[Fold, frozenset[str] | None], ...]:
     """The foldings of a stage's parameters, with the names of these; None: all there are."""
     widest = folds_of(stage.model)[-1] if folds(stage) else ()
-    if not widest:
+    wide = tables.as_stepped
+    if not widest and not wide:
         return (((), None),)
     known = _folded.of(tables)
     key = id(costs.cost), widest
     if key not in known:
-        found: dict[Fold, list[str]] = {}
+        found: dict[tuple[Fold, bool], list[str]] = {}
         for name in costs.cost.params:
             if tables.graph.tensors[name].kind is Kind.PARAMETER:
-                fold = fold_of(stage.model, costs.cost.summed_over.get(name, ()))
-                found.setdefault(fold, []).append(name)
-        if len(found) < 2:
-            known[key] = tuple([(fold, None) for fold in found] or [((), None)])
+                over = costs.cost.summed_over.get(name, ()) if widest else ()
+                found.setdefault((fold_of(stage.model, over), name in wide), []).append(name)
+        if len(found) < 2 and not wide:
+            known[key] = tuple([(fold, None) for fold, _ in found] or [((), None)])
         else:
-            known[key] = tuple([(fold, frozenset(own)) for fold, own in sorted(found.items())])
+            known[key] = tuple([(fold, frozenset(own)) for (fold, _), own in sorted(found.items())])
     return known[key]
 
 
@@ -130,11 +139,16 @@ def _exchange(
         made = exchange_of(stage, rests=rests)
         if changes_exchanges(tables.run_as):
             made = as_exchanged(made, tables.run_as)
-        return copied(made, tables.numbers)
+        return made if _read_as_stepped(tables, names) else copied(made, tables.numbers)
     shares = stage.batch_shares or (1,) * stage.dp
     shapes = _shapes(tables, costs, names, max(shares) / sum(shares))
     made = exchange_of(stage, shapes, rests=rests)
-    return copied(made, tables.numbers)
+    return made if _read_as_stepped(tables, names) else copied(made, tables.numbers)
+
+
+def _read_as_stepped(tables: CostTables, names: frozenset[str] | None) -> bool:
+    """Whether blocks read no copies of a part."""
+    return names is not None and not names.isdisjoint(tables.as_stepped)
 
 
 def _shapes(
@@ -196,6 +210,7 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
     """The stage's parameters of a group on one rank."""
     owners, sizes = _shared(tables, costs)
     known = _owned.of(tables)
+    copied_share = 1.0 if _read_as_stepped(tables, names) else tables.numbers.copied or 1.0
     owned: list[Owned] = []
     also: dict[int, frozenset[int]] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
@@ -215,11 +230,11 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
                 kind if owners.get(name, index) == index else None
                 for name, kind in zip(block.params, kinds, strict=True)
             )
-        key = kinds, held
+        key = kinds, held, copied_share
         if key not in known:
             known[key] = Owned.of(
                 [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind],
-                tables.numbers.copied or 1.0,
+                copied_share,
             )
         owned.append(known[key])
     return BlockParams(tuple(owned), also)

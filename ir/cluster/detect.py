@@ -89,12 +89,20 @@ def _device(view: Seen, ranks_on_host: int) -> DeviceType:
     if not view.device:
         return presets.cpu_process(view.memory_bytes // ranks_on_host)
     words = f" {view.device.replace('-', ' ')} "
-    known = {name: p for name, p in presets.PRESETS.items() if f" {p.reported} " in words}
+    known = {
+        name: p for name, p in presets.PRESETS.items()
+        if f" {p.reported} " in words
+        and not any(f" {p.reported} {other} " in words for other in _OTHER_PARTS)
+    }  # fmt: skip
     if not known:
         return _unknown(view)
     closest = max(len(preset.reported) for preset in known.values())
     alike = [presets.DEVICES[name] for name, p in known.items() if len(p.reported) == closest]
     return min(alike, key=lambda device: abs(device.memory_bytes - view.memory_bytes))
+
+
+_OTHER_PARTS = ("Ti", "SUPER", "D")
+"""After the name of a part: it is another one."""
 
 
 def _unknown(view: Seen) -> DeviceType:

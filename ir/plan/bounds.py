@@ -12,7 +12,7 @@ from meshwright.ir.cluster.cluster import MAX_DEVICES
 from meshwright.ir.extensions import nearest
 from meshwright.ir.graph.graph import DTYPE_BYTES, MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.plan.plan import Plan, ScheduleTable, Stage
-from meshwright.ir.precision import PRECISIONS
+from meshwright.ir.precision import not_a_precision
 from meshwright.ir.styles import STYLES
 from meshwright.ir.text.plain_text import SHOWN
 
@@ -41,9 +41,8 @@ def bound_problems(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.style and plan.style not in STYLES:
         near = nearest(plan.style[:SHOWN], STYLES)
         yield "style", f"style {plan.style[:SHOWN]!r} is none; nearest is {near!r}"
-    if plan.precision not in PRECISIONS:
-        near = nearest(plan.precision[:SHOWN], PRECISIONS)
-        yield "precision", f"precision {plan.precision[:SHOWN]!r} is none; nearest is {near!r}"
+    if wrong := not_a_precision(plan.precision):
+        yield "precision", wrong
     for i, stage in enumerate(plan.stages):
         yield from _stage(f"stages.{i}", stage)
     for i, layout in enumerate(plan.layouts):

@@ -270,7 +270,7 @@ class Plan:
     num_microbatches: int
     optimizer: str
     precision: str
-    """A file of `ir/precision`."""
+    """A file of `ir/precision`, or one and what modules have in its place: `bf16, head=fp32`."""
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
     method: FormChoice | None = None

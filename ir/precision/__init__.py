@@ -1,16 +1,20 @@
 """Numbers that a plan computes with, one file each; the file name is its key, with dashes.
 
-A file has `PRECISION`, a `Precision`. MESHWRIGHT_PRECISIONS names folders with more.
+A file has `PRECISION`, a `Precision`. MESHWRIGHT_PRECISIONS names folders with more. What a plan
+asks for is a key, or a key and what modules have in its place: `bf16, lm_head=fp32`.
 """
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Tensor
+from meshwright.ir.text.plain_text import SHOWN
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +63,9 @@ class Precision:
     """What the model's numbers are taken to be all in; empty: what they are traced in."""
     measured_as: str
     """What profiles call it."""
+    within: "tuple[tuple[str, Precision], ...]" = ()
+    """Patterns of module paths, and the numbers of what is inside such modules; the first, with an
+    empty pattern, are those of all others. Empty: they are the same everywhere."""
 
     def __post_init__(self) -> None:
         for name in filter(None, (self.products, self.autocast, self.copies, self.all_in)):
@@ -75,11 +82,37 @@ class Precision:
         """Bytes of a gradient's sum per byte of what the optimizer steps."""
         return DTYPE_BYTES[self.sums] / DTYPE_BYTES[self.stepped] if self.sums else 1.0
 
+    def at(self, module_path: str) -> "Precision":
+        """Returns the numbers of a module: those said of it, else those of the module around it; a
+        path outranks patterns. PlanError where two patterns say different things of one module."""
+        if not self.within:
+            return self
+        (_, found), *said = self.within
+        parts = module_path.split(".")
+        inside = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        depths = {name: _depth(name, inside) for name, _ in said}
+        if deepest := max(depths.values(), default=0):
+            own = {name: x for name, x in said if depths[name] == deepest}
+            module = inside[deepest - 1]
+            if module not in own and len(set(own.values())) > 1:
+                raise PlanError(
+                    f"patterns of the precision say different things of module {module!r}: "
+                    f"{', '.join(own)}; nearest is to say it of {module!r} itself"
+                )
+            found = own.get(module, next(iter(own.values())))
+        return found
+
     @property
     def copied(self) -> float:
         """Bytes of a copy that blocks read of a parameter, per byte of what the optimizer steps; 0
         where they read that."""
         return DTYPE_BYTES[self.copies] / DTYPE_BYTES[self.stepped] if self.copies else 0.0
+
+
+def _depth(pattern: str, modules: Sequence[str]) -> int:
+    """The outermost of modules inside each other that a pattern names, from 1; 0: none."""
+    found = (i for i, x in enumerate(modules, 1) if x == pattern or fnmatchcase(x, pattern))
+    return next(found, 0)
 
 
 class CopyTypes(NamedTuple):
@@ -90,6 +123,13 @@ class CopyTypes(NamedTuple):
     """Of what the optimizer steps, and of what a loss function gets."""
     summed: "torch.dtype"
     """Of gradients' sums."""
+    numbers: Precision | None = None
+    """Where not all modules read copies: it says which do."""
+
+    def read_by(self, module_path: str) -> "torch.dtype":
+        """Returns the dtype in which a module reads its parameters."""
+        wide = self.numbers is not None and not self.numbers.at(module_path).copies
+        return self.stepped if wide else self.read
 
 
 def copies_of(name: str) -> CopyTypes | None:
@@ -100,7 +140,7 @@ def copies_of(name: str) -> CopyTypes | None:
         return None
     return CopyTypes(
         _torch_dtype(found.copies), _torch_dtype(found.stepped),
-        _torch_dtype(found.sums or found.stepped),
+        _torch_dtype(found.sums or found.stepped), found if found.within else None,
     )  # fmt: skip
 
 
@@ -133,12 +173,22 @@ def scaling_of(name: str) -> Scaling:
     return precision(name).linears if name else ""
 
 
+def not_a_precision(asked: str) -> str:
+    """Returns why no plan has such a precision; empty if it may."""
+    usual = asked.partition(",")[0].strip()
+    if usual not in PRECISIONS:
+        near = nearest(usual[:SHOWN], PRECISIONS)
+        return f"precision {usual[:SHOWN]!r} is none; nearest is {near!r}"
+    try:
+        return "" if canonical(asked) == asked else f"precision must be {canonical(asked)!r}"
+    except PlanError as error:
+        return str(error)
+
+
 def precision_for(graph: Graph, asked: str) -> str:
     """Returns the precision of plans for a graph: the one that is asked for, else its own.
     PlanError if the graph is of another one."""
-    found = asked or graph.precision or AS_TRACED
-    if asked:
-        precision(asked)
+    found = canonical(asked) or graph.precision or AS_TRACED
     if in_which_traced(found) != graph.precision:
         has = repr(graph.precision) if graph.precision else "the dtypes of the model's parameters"
         raise PlanError(
@@ -159,16 +209,83 @@ def stepped_in(name: str, tensor: Tensor) -> str:
 
 def in_which_traced(name: str) -> str:
     """Returns the precision that a graph's dtypes depend on: none where there are no copies."""
-    return name if copies_of(name) else ""
+    return canonical(name) if copies_of(name) else ""
+
+
+def canonical(asked: str) -> str:
+    """Returns what is asked for as plans write it: patterns in their order, one blank after each
+    comma. PlanError as of `precision`."""
+    if "," not in asked:
+        if asked:
+            precision(asked)
+        return asked
+    precision(asked)
+    usual, said = _parsed(asked)
+    return ", ".join((usual, *(f"{pattern}={key}" for pattern, key in said)))
 
 
 @cache
-def precision(name: str) -> Precision:
-    """Loads one by its key. PlanError names the nearest if there is none."""
-    found = _FILES.load(name).PRECISION
+def precision(asked: str) -> Precision:
+    """Loads one by its key, or makes one of a key and what is said of modules by pattern:
+    `bf16, lm_head=fp32`. PlanError names the nearest key if there is none of a name, and what
+    cannot be in one plan."""
+    if "," in asked:
+        return _mixed(*_parsed(asked))
+    found = _FILES.load(asked).PRECISION
     if not isinstance(found, Precision):
-        raise PlanError(f"PRECISION in the file of {name!r} is no Precision: {found!r}")
+        raise PlanError(f"PRECISION in the file of {asked!r} is no Precision: {found!r}")
     return found
+
+
+def _parsed(asked: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The usual key, and pairs of a pattern and a key, sorted."""
+    usual, *more = (part.strip() for part in asked.split(","))
+    said: dict[str, str] = {}
+    for part in more:
+        pattern, is_said, key = (x.strip() for x in part.partition("="))
+        if not (pattern and is_said and key):
+            raise PlanError(
+                f"precision {asked[:SHOWN]!r}: {part[:SHOWN]!r} must be a pattern of module paths "
+                "and a precision, such as lm_head=fp32"
+            )
+        if said.setdefault(pattern, key) != key:
+            raise PlanError(f"precision {asked[:SHOWN]!r} says two things of {pattern!r}")
+    return usual, tuple(sorted(said.items()))
+
+
+def _mixed(usual: str, said: tuple[tuple[str, str], ...]) -> Precision:
+    """What modules that differ have together: one kind of copies, and what is stepped."""
+    within = (("", precision(usual)), *((pattern, precision(key)) for pattern, key in said))
+    keys = (usual, *(key for _, key in said))
+    found = dict(zip(keys, (numbers for _, numbers in within), strict=True))
+    copied = {key: x for key, x in found.items() if x.copies}
+    if not copied:
+        raise PlanError(
+            f"precisions {' and '.join(found)} have no copies of parameters, so that one plan has "
+            f"one of them; nearest is {usual}"
+        )
+    first, numbers = next(iter(copied.items()))
+    for key, x in copied.items():
+        one = ("copies", "stepped", "sums", "scales_loss")
+        if unlike := [name for name in one if getattr(x, name) != getattr(numbers, name)]:
+            raise PlanError(
+                f"precisions {first} and {key} cannot be in one plan, as all modules that read "
+                f"copies have the same {unlike[0]}; nearest is {first} in the place of {key}"
+            )
+        if x.linears and numbers.linears not in ("", x.linears):
+            raise PlanError(
+                f"precisions {first} and {key} cannot be in one plan, as products of 8-bit floats "
+                f"are all scaled by {numbers.linears} or all by {x.linears}; nearest is {first}"
+            )
+        numbers = x if x.linears else numbers
+    for key, x in found.items():
+        if not x.copies and (x.autocast or x.all_in != numbers.stepped or x.products != x.all_in):
+            near = {"float32": "fp32", "float64": "fp64"}.get(numbers.stepped, first)
+            raise PlanError(
+                f"precisions {first} and {key} cannot be in one plan: modules without copies "
+                f"compute in {numbers.stepped}, which {first} steps; nearest is {near}"
+            )
+    return replace(numbers, within=within)
 
 
 def _torch_dtype(name: str) -> "torch.dtype":

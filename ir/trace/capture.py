@@ -26,7 +26,8 @@ from meshwright.ir.trace.declared import use_declared
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hooks import check_hooks, no_gradient_hooks
-from meshwright.ir.trace.loss_module import LossFn, TrainingStep, wide_parameters
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep
+from meshwright.ir.trace.module_numbers import wide_parameters
 from meshwright.ir.trace.moving import HeldState, kept_state, moved
 from meshwright.ir.trace.noop_to import parameters_stay
 from meshwright.ir.trace.trace_constants import KnownValues, Own
@@ -187,12 +188,13 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     Tensors on the meta device become CPU ones, as the meta device changes what operators do.
     """
     memo: dict[int, Any] = {}
-    wide = wide_parameters(module)
+    copies = module.copies
+    wide = wide_parameters(module.model, copies) if copies else frozenset()
     for name, tensor in _tensors(module):
         if id(tensor) not in memo:
             dtype = tensor.dtype
-            if module.copies and isinstance(tensor, nn.Parameter) and dtype.is_floating_point:
-                dtype = module.copies.stepped if id(tensor) in wide else module.copies.read
+            if copies and isinstance(tensor, nn.Parameter) and dtype.is_floating_point:
+                dtype = copies.stepped if id(tensor) in wide else copies.read
             fake = _fake_like(name.removeprefix("model."), tensor, dtype)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor

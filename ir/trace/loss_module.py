@@ -6,8 +6,8 @@ positional ones whose last goes to the loss function.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,8 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import map_tensors
 from meshwright.ir.trace.forbidden import check_tensor
-from meshwright.ir.trace.wide_losses import WideLosses
+from meshwright.ir.trace.module_numbers import ModuleCasts
+from meshwright.ir.trace.wide_losses import WideLosses, widened
 
 Batch = Any
 """A dict of keyword inputs, a tuple of positional ones, or one tensor; a dataclass, or another
@@ -90,12 +91,15 @@ class TrainingStep(nn.Module):
         function its output in that of the parameters."""
         super().__init__()
         self.copies = copies
+        self.casts = ModuleCasts(copies) if copies else None
         self.model = model
         self.loss_fn = loss_fn
         self.names = tuple(names)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        with WideLosses(self.copies) if self.copies else nullcontext():
+        if self.copies is None or self.casts is None:
+            return self._loss(tensors)
+        with self.casts.around(self.model), WideLosses(self.casts, self.copies):
             return self._loss(tensors)
 
     def _loss(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -114,14 +118,15 @@ class TrainingStep(nn.Module):
         copies = self.copies
         if copies is None:
             return given
-        return map_tensors(lambda x: x.to(copies.read) if x.is_floating_point() else x, given)
+        read = copies.read_by("")
+        return map_tensors(lambda x: x.to(read) if x.is_floating_point() else x, given)
 
     def _wide(self, output: Any) -> Any:
         """What a loss function gets: a loss is not rounded as products are."""
-        copies = self.copies
-        if copies is None:
+        copies, casts = self.copies, self.casts
+        if copies is None or casts is None:
             return output
-        return map_tensors(lambda x: x.to(copies.stepped) if x.dtype == copies.read else x, output)
+        return map_tensors(partial(widened, casts, copies), output)
 
     def _positional(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if self.loss_fn is None:
@@ -132,15 +137,6 @@ class TrainingStep(nn.Module):
             )
         output = self.model(*self._cast(tensors[:-1]))
         return find_loss(self.loss_fn(self._wide(output), tensors[-1]))
-
-
-def wide_parameters(model: nn.Module) -> frozenset[int]:
-    """Ids of the parameters that are read as they are stepped, and not as narrower copies: those
-    beside running statistics, which torch's kernels want in one dtype."""
-    normed = (
-        module for module in model.modules() if getattr(module, "running_mean", None) is not None
-    )
-    return frozenset(id(p) for module in normed for p in module.parameters(recurse=False))
 
 
 def keyword_names(model: nn.Module) -> frozenset[str] | None:

@@ -5,16 +5,23 @@ from dataclasses import replace
 
 from meshwright.ir.graph.float8 import LINEARS, MULTIPLE
 from meshwright.ir.graph.graph import Kind, Ref
+from meshwright.ir.precision import Precision
 from meshwright.ir.trace.flat_trace import Raw, RawOp, make_op
 
 
-def narrow_products(raw: Raw, scaling: str) -> Raw:
+def narrow_products(raw: Raw, numbers: Precision) -> Raw:
     """Returns the step with these in the place of layers whose weight is a parameter of sizes that
-    kernels take. The last one makes what the loss reads: it stays as it is, as in torchtitan's
-    runs."""
-    found = [id(op) for op in raw.ops if _is_layer(raw, op)]
-    narrow = set(found[:-1])
-    return replace(raw, ops=list(_swapped(raw, narrow, scaling)))
+    kernels take, and whose module has them. The last one makes what the loss reads: it stays as it
+    is, as in torchtitan's runs."""
+    found = [op for op in raw.ops if _is_layer(raw, op)]
+    narrow = {id(op) for op in found[:-1] if numbers.at(_module_of(raw, op)).linears}
+    return replace(raw, ops=list(_swapped(raw, narrow, numbers.linears)))
+
+
+def _module_of(raw: Raw, op: RawOp) -> str:
+    weight = op.args["weight"]
+    assert isinstance(weight, Ref)
+    return raw.tensors[weight.name].fqn.rpartition(".")[0]
 
 
 def _is_layer(raw: Raw, op: RawOp) -> bool:

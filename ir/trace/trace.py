@@ -17,6 +17,7 @@ from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
 from meshwright.ir.precision import copies_of, in_which_traced, scaling_of
+from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.torch_errors import SPEC_ERROR
@@ -131,8 +132,8 @@ def _traced(
     ):
         captured = capture(model, batch, loss_fn, global_batch_size, copies_of(precision))
         raw = simplify(read(captured))
-        if scaling := scaling_of(precision):
-            raw = narrow_products(raw, scaling)
+        if scaling_of(precision):
+            raw = narrow_products(raw, known_precision(precision))
         raw, fusions = fuse(raw, kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))

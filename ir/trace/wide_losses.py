@@ -2,6 +2,7 @@
 copies of its parameters has its loss inside."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import map_tensors
+from meshwright.ir.trace.module_numbers import ModuleCasts
 
 _LOSSES = frozenset({
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss,
@@ -24,9 +26,9 @@ _LOSSES = frozenset({
 class WideLosses(TorchFunctionMode):
     """Inside, torch's loss functions get what they take of a copy's dtype in that of parameters."""
 
-    def __init__(self, copies: CopyTypes) -> None:
+    def __init__(self, casts: ModuleCasts, copies: CopyTypes) -> None:
         super().__init__()
-        self._copies = copies
+        self._casts, self._copies = casts, copies
 
     def __torch_function__(
         self,
@@ -37,8 +39,15 @@ class WideLosses(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _LOSSES:
-            args, kwargs = map_tensors(self._wide, (tuple(args), dict(kwargs)))
+            wide = partial(widened, self._casts, self._copies)
+            args, kwargs = map_tensors(wide, (tuple(args), dict(kwargs)))
+        elif func is torch.Tensor.float and self._copies.stepped is torch.float32:
+            args = (self._casts.as_made(args[0]), *args[1:])
         return func(*args, **kwargs)
 
-    def _wide(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self._copies.stepped) if x.dtype == self._copies.read else x
+
+def widened(casts: ModuleCasts, copies: CopyTypes, x: torch.Tensor) -> torch.Tensor:
+    """Returns what a loss gets of a tensor: as the last module made it, and in the dtype of what is
+    stepped if it is in that of copies."""
+    x = casts.as_made(x)
+    return x.to(copies.stepped) if x.dtype == copies.read else x

@@ -33,7 +33,9 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     by_path = {slot.param.fqn: slot for slot in slots}
     sums = {path: frozenset(slot.param.sum_over) for path, slot in by_path.items()}
     groups: dict[str | int, list[_Group]] = {}
-    for number, (view, _, paths) in enumerate(folded_groups(stage, by_path, sums)):
+    found_groups = folded_groups(stage, by_path, sums)
+    views = [(g.stage, own) for g in found_groups for own in _by_copies(g.paths, by_path)]
+    for number, (view, paths) in enumerate(views):
         of_view = lines.of(view)
         own = copies = [_left(by_path[path], of_view) for path in paths]
         apart = any(slot.is_copy for slot in own) and not takes_copies(
@@ -54,6 +56,18 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     if len(stores) == 1 and type(stores[0]) is ParameterStore:
         return runs[0]
     return GroupedRun(runs, stores)
+
+
+def _by_copies(paths: Sequence[str], slots: Mapping[str, Slot]) -> list[Sequence[str]]:
+    """Paths, those apart that blocks read as they are stepped where they read copies of others: no
+    bucket has both, and forms see one kind."""
+    if not any(slot.is_copy for slot in slots.values()):
+        return [paths]
+    wide = [p for p in paths if not slots[p].is_copy and slots[p].whole.requires_grad]
+    if not wide:
+        return [paths]
+    apart = set(wide)
+    return [own for own in ([p for p in paths if p not in apart], wide) if own]
 
 
 def _left(slot: Slot, lines: Lines) -> Slot:

@@ -342,3 +342,13 @@ class FromHost(SteppedOnHost):
         if call not in self._of_call:
             self._of_call[call] = [piece for piece in self.pieces if call in piece.calls]
         return self._of_call[call]
+
+
+class NothingAhead(FromHost):
+    """Parameters come when their block is about to run: meanwhile the gradients of the one before
+    it, which are as large, go."""
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        super().before_backward(call, ahead)
+        while self._leaving:
+            self._await_oldest()

@@ -96,6 +96,7 @@ def _differ(problem: Problem) -> bool:
     """Whether plans may be other than those that searchers judge: parameters of a stage may differ,
     or training may be changed."""
     apart = any(isinstance(item, ParametersAs) for item in problem.constraints)
+    apart = apart or bool(problem.tables.numbers.within)
     return apart or bool(problem.allow) or problem.rows is not None
 
 

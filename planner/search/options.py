@@ -31,7 +31,7 @@ class SearchOptions:
     one. It is tried for what it costs, and the plan tells that."""
     precision: str = ""
     """A file of `ir/precision`; empty: that of a graph, or `bf16`, copies of parameters in bfloat16
-    of which the optimizer steps float32 ones."""
+    of which the optimizer steps float32 ones. Modules may have others: `bf16, lm_head=fp32`."""
     max_grad_norm: float | None = None
     """Gradients are clipped to this global norm."""
     kernels: str | Sequence[str] | None = None

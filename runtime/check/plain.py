@@ -14,7 +14,8 @@ from meshwright.forms.updates import update
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import copy_hooks
-from meshwright.ir.trace.loss_module import LossFn, TrainingStep, wide_parameters
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep
+from meshwright.ir.trace.module_numbers import wide_parameters
 from meshwright.ir.trace.still import Still, Unsettled
 from meshwright.runtime.check.difference import StepOutcome
 from meshwright.runtime.step.optimizer import OptimizerChoice
@@ -174,7 +175,7 @@ class Reference:
     @contextmanager
     def _as_read(self, copies: CopyTypes) -> Iterator[nn.Module]:
         """Inside, the model's parameters are what blocks read of them."""
-        wide, known = wide_parameters(self.model), {}
+        wide, known = wide_parameters(self.model, copies), {}
         for p in self.model.parameters():
             if p.is_floating_point() and id(p) not in wide:
                 known[p] = p.data

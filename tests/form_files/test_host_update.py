@@ -261,7 +261,8 @@ def _tracked_deep(plan: Plan) -> int:
     "store, microbatches", [("update_on_host", 1), ("sums_on_host", 2), ("on_host", 2)]
 )
 def test_no_more_than_three_blocks_of_a_deep_model_have_gradients(store, microbatches) -> None:
-    """One that runs, and two whose gradients are on their way."""
+    """One that runs, and two whose gradients are on their way; none of them where parameters come
+    from the host meanwhile."""
     batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
     traced, cluster = trace(_deep(), batch, nn.functional.mse_loss), apart(1, SLOW)
     made = make_problem(traced, cluster, precision="fp64", optimizer="adamw")
@@ -270,12 +271,8 @@ def test_no_more_than_three_blocks_of_a_deep_model_have_gradients(store, microba
         (counted,) = run_ranks(1, _tracked_deep, plan)
     memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
     trained = sum(t.nbytes for t in traced.parameters)
-    if store == "on_host":  # gradients may be gone when the next block's parameters have come
-        assert 0.6 * memory.tensor_bytes < counted <= 1.01 * memory.tensor_bytes
-        assert counted < 0.35 * trained
-    else:
-        assert memory.tensor_bytes == pytest.approx(counted, rel=0.03)
-        assert counted < 1.4 * trained
+    assert memory.tensor_bytes == pytest.approx(counted, rel=0.03)
+    assert counted < (0.25 if store == "on_host" else 1.4) * trained
 
 
 @pytest.mark.parametrize("ahead, precision", [(0, "fp64"), (1, "fp64"), (1, NARROW)])
@@ -294,7 +291,10 @@ def test_memory_of_parameters_that_come_block_by_block(ahead: int, precision: st
     ]
     assert said[1].parameters_bytes == 0
     assert said[0].tensor_bytes == pytest.approx(counted[0], rel=0.01)
-    assert counted[1] < counted[0] / 3 and counted[1] <= said[1].tensor_bytes < 1.6 * counted[1]
+    assert counted[1] < counted[0] / 2.8
+    # Gradients have gone when parameters that come at once are there; else it is the most there is.
+    most = 1.6 if ahead else 1.15  # of so few bytes, workspace is a part
+    assert counted[1] <= said[1].tensor_bytes < most * counted[1]
 
 
 def _resumed(first: Plan, then: Plan, folder: str) -> tuple[list[float], dict[str, Tensor]]:

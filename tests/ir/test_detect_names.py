@@ -21,6 +21,9 @@ from meshwright.ir.cluster import detect
         ("NVIDIA L4", 24, "l4"),
         ("Tesla T4", 16, "t4"),
         ("NVIDIA GeForce RTX 4090", 24, "rtx4090"),
+        ("NVIDIA GeForce RTX 2080", 8, "rtx2080"),
+        ("NVIDIA GeForce RTX 2080 Ti", 11, "nvidia-geforce-rtx-2080-ti"),
+        ("NVIDIA GeForce RTX 3090 Ti", 24, "nvidia-geforce-rtx-3090-ti"),
         ("NVIDIA T400 4GB", 4, "nvidia-t400-4gb"),
     ],
 )

@@ -18,6 +18,7 @@ from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.precision import copies_of
 from meshwright.ir.precision import precision as of_name
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.module_numbers import wide_parameters
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -32,6 +33,7 @@ from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 
 EXACT = "copies64"
+MIXED = "copies32, transformer.h.1=fp64, transformer.ln_f=fp64"
 BATCH = 8
 
 
@@ -81,13 +83,14 @@ def copied_training(name: str, precision: str, steps: int, parts: int) -> dict[s
     case, dtypes = CASES[name], copies_of(precision)
     scale = LossScale(torch.device("cpu")).value if of_name(precision).scales_loss else 1.0
     assert dtypes
-    model, twin = case.model(torch.float32), case.model(torch.float32)
+    model, twin = case.model(torch.float32).to(dtypes.stepped), case.model(torch.float32)
+    wide = wide_parameters(twin, dtypes)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     losses = []
     for seed in range(steps):
         with torch.no_grad():
             for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-                q.data = p.to(dtypes.read)
+                q.data = p.to(dtypes.stepped if id(q) in wide else dtypes.read, copy=True)
                 p.grad = torch.zeros_like(p)
         values = flatten_batch(case.example(BATCH, seed, torch.float32))
         step = TrainingStep(twin, case.loss_fn, tuple(values), dtypes)
@@ -130,13 +133,17 @@ def traced32(name: str, precision: str) -> Graph:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("precision", "most"), [("bf16", 0.1), ("bf16-sums", 0.15), ("fp16", 0.03), ("copies32", 1e-4)]
-)
+    ("precision", "most"),
+    [("bf16", 0.1), ("bf16-sums", 0.15), ("fp16", 0.03), ("copies32", 1e-4), (MIXED, 1e-4),
+     ("fp32, transformer.h.0=bf16", 0.1)],
+)  # fmt: skip
 def test_copies_are_those_of_plain_pytorch(precision: str, most: float) -> None:
     """One rank does what plain PyTorch does, up to the step; several round otherwise: how far apart
     all parameters end, per how far they have moved."""
     graph, dtypes = traced32("gpt2", precision), copies_of(precision)
-    assert dtypes and {f"torch.{t.dtype}" for t in graph.parameters} == {str(dtypes.read)}
+    assert dtypes
+    for t in graph.parameters:
+        assert f"torch.{t.dtype}" == str(dtypes.read_by(t.fqn.rpartition(".")[0]))
     assert f"torch.{graph.tensors[graph.loss].dtype}" == str(dtypes.stepped)
     begun = CASES["gpt2"].model(torch.float32).state_dict()
     for world, choices in (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.forms.exchange_rows import Event, Hold, HostCopy, Hosted, Row
-from meshwright.forms.host_update import FromHost
+from meshwright.forms.host_update import FromHost, NothingAhead
 from meshwright.forms.running import Lines, ParameterStore, Slot
 from meshwright.forms.storage.update_on_host import OnHost, wrong_beside
 from meshwright.ir.plan.plan import Setting, Stage
@@ -41,4 +41,5 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns what puts the form's run, and the parameters, on the host."""
-    return OnHost(slots, FromHost, each=stage.dp == 1)
+    kind = FromHost if stage.prefetch or stage.dp > 1 else NothingAhead
+    return OnHost(slots, kind, each=stage.dp == 1)

@@ -10,7 +10,7 @@ def lost_precision(plan: Plan, products: Collection[str], *, sums: bool = False)
     """Yields what is lost where only products of some dtypes can be asked for, and gradients be
     summed in narrow numbers or not (`sums`)."""
     numbers = precision(plan.precision)
-    if numbers.products not in products:
+    if numbers.within or numbers.products not in products:
         yield f"precision {plan.precision}"
     elif numbers.sums and not sums:
         yield f"gradients that are summed in {numbers.sums}: they are summed in {numbers.stepped}"
