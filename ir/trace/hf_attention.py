@@ -115,7 +115,7 @@ def _by_windows(original: Callable[..., Any], masks: PlainMasks) -> Callable[...
         dropout: float = 0.0, scaling: float | None = None, **more: Any,
     ) -> Any:  # fmt: skip
         window = masks.window(attention_mask)
-        changed = dropout or any(more.get(name) for name in _CHANGES)
+        changed = dropout or any(isinstance(x := more.get(name), Tensor) or x for name in _CHANGES)
         if window is None or changed or query.shape[2] != key.shape[2]:
             return original(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
