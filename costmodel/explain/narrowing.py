@@ -35,7 +35,7 @@ class Narrowing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownWork:
     """What the band of a plan is made of."""
 
     parts: Breakdown
@@ -77,7 +77,7 @@ def narrowings(estimates: Sequence[Estimate]) -> tuple[Narrowing, ...]:
     return tuple(_in_turn(known, left))
 
 
-def _in_turn(known: Sequence[_Known], left: set[str]) -> Iterator[Narrowing]:
+def _in_turn(known: Sequence[_KnownWork], left: set[str]) -> Iterator[Narrowing]:
     measured = frozenset[str]()
     now = _mean_band(known, measured)
     while left:
@@ -90,11 +90,11 @@ def _in_turn(known: Sequence[_Known], left: set[str]) -> Iterator[Narrowing]:
         left = left - {best}
 
 
-def _mean_band(known: Sequence[_Known], measured: frozenset[str]) -> float:
+def _mean_band(known: Sequence[_KnownWork], measured: frozenset[str]) -> float:
     return sum([one.band(measured) for one in known]) / len(known)
 
 
-def _known(found: Estimate) -> _Known:
+def _known(found: Estimate) -> _KnownWork:
     parts = found.prediction.breakdown
     assert parts
     own = by_stage(found.stepped.timeline.table.owners)[parts.rank]
@@ -109,7 +109,7 @@ def _known(found: Estimate) -> _Known:
             patterns[block.pattern] += whole_s - comm_s
             uncertain[block.pattern] += cost.uncertain_s - doubt_s
             sent_s, sent_uncertain_s = sent_s + comm_s, sent_uncertain_s + doubt_s
-    return _Known(
+    return _KnownWork(
         parts=parts,
         bands=bands_of(found.costs, found.models, own),
         computing_s=sum([found.costs[i].cost.forward_s + found.costs[i].cost.backward_s

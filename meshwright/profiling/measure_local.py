@@ -67,7 +67,7 @@ class _Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _TimedTurn:
     """Of some pieces of computing and a collective."""
 
     wall_s: float
@@ -94,7 +94,7 @@ class _Measured:
     computed: _Computed
     piece_s: float = 0.0
     """Processor seconds of a piece of computing while all compute and nobody communicates."""
-    turns: dict[tuple[str, int, int], _Turn] = field(default_factory=dict)
+    turns: dict[tuple[str, int, int], _TimedTurn] = field(default_factory=dict)
     """By operation, group size and bytes."""
     sends_s: dict[int, float] = field(default_factory=dict)
     """Bytes -> seconds of a message."""
@@ -342,7 +342,7 @@ def _communicate(rank: int, count: int, computed: _Computed) -> _Measured:
     return found
 
 
-def _turn(call: Callable[[], object], load: BusyLoad) -> _Turn:
+def _turn(call: Callable[[], object], load: BusyLoad) -> _TimedTurn:
     """Every rank takes as many."""
     times, busy = [], process_time()
     for _ in range(_TURNS):
@@ -351,7 +351,7 @@ def _turn(call: Callable[[], object], load: BusyLoad) -> _Turn:
             load.unit()
         call()
         times.append(perf_counter() - start)
-    return _Turn(sorted(times)[_TURNS // 4], (process_time() - busy) / _TURNS)
+    return _TimedTurn(sorted(times)[_TURNS // 4], (process_time() - busy) / _TURNS)
 
 
 def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:

@@ -72,6 +72,9 @@ class RunCosts:
         self.blocks = problem.graph.blocks
         self.classes = run_classes(problem)
         self.slow = slowdown(problem.cluster)
+        devices = problem.tables.devices.values()
+        self.own_s = min(overheads_of(device).step_s for device in devices) * self.slow
+        """What the runtime itself takes of any step."""
         self.kinds = tuple(kind_of_block(problem, block) for block in self.blocks)
         known = {kind: number for number, kind in enumerate(dict.fromkeys(self.kinds))}
         self._kind_numbers = tuple(known[kind] for kind in self.kinds)

@@ -42,11 +42,12 @@ class LeafBound:
         whole = [busy.whole_s for busy in stages]
         path = sum(busy.input_s if schedule.halves else busy.whole_s for busy in stages)
         if len(stages) > choice.num_ranks:
-            return max(self._ranks_s(choice, whole), path)
+            return self.runs.own_s + max(self._ranks_s(choice, whole), path)
         # Weight halves may wait until the end: then only forwards lie before a rank's work.
         parts = [busy.forward_s if schedule.halves else busy.whole_s for busy in stages]
         before = [0.0, *accumulate(parts)]
-        return max(path, *(count * own + b for own, b in zip(whole, before, strict=False)))
+        ranks = (count * own + b for own, b in zip(whole, before, strict=False))
+        return self.runs.own_s + max(path, *ranks)
 
     def _ranks_s(self, choice: Choice, busy: Sequence[float]) -> float:
         spent: dict[tuple[int, ...], float] = {}

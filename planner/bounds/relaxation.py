@@ -69,6 +69,13 @@ class Bound:
     busy_s: float = 0.0
     """Of micro-batches alone, without what goes on once per step; zero if not known."""
 
+    def later(self, seconds: float) -> "Bound":
+        """The same for steps that take so much longer; each mesh's own number stays."""
+        return replace(
+            self, seconds=self.seconds + seconds,
+            plain_s=self.plain_s + seconds, busy_s=self.busy_s + seconds,
+        )  # fmt: skip
+
 
 class _Least(NamedTuple):
     """Bounds with blocks' memory at prices: of a frame, of each mesh alone, of plain schedules, and
@@ -87,7 +94,7 @@ class Relaxation:
         self.problem, self.places = runs.problem, places
         self.rates = BlockRates(runs)
         self.tables = StageTables(runs, places[0])
-        self.slow = runs.slow
+        self.slow, self.own_s = runs.slow, runs.own_s
         self._alike: dict[tuple[int, str], bool] = {}
         self._bounds: dict[tuple[Frame, str], Bound] = {}
         self._most: dict[object, int] = {}
@@ -108,7 +115,7 @@ class Relaxation:
         found = self._bounds.get((frame, sync))
         if found is None:
             check_time()
-            found = self._bounds[frame, sync] = self._bound(frame, sync)
+            found = self._bounds[frame, sync] = self._bound(frame, sync).later(self.own_s)
         return found
 
     def _bound(self, frame: Frame, sync: str) -> Bound:
@@ -118,7 +125,7 @@ class Relaxation:
         if self._is_even(sizes):
             return self._even(frame, sizes[0], sync)
         # What goes on once per step counts for nothing here, and so the form.
-        return self.bound(frame) if sync else Bound(self._uneven(frame, sizes), ())
+        return Bound(self._uneven(frame, sizes), ())
 
     def _is_even(self, sizes: tuple[int, ...]) -> bool:
         return len(sizes) == 1 and self.places[0].period > 0
@@ -141,7 +148,7 @@ class Relaxation:
         once = not sync and not any(family.early for family in families)
         each = rates.busy_s + rates.once_s / frame.num_microbatches if once else rates.busy_s
         even_s = float(each.min(axis=(0, 1)) @ self.rates.counts) / frame.num_ranks
-        return max(busy_s if sync else whole_s, frame.num_microbatches * even_s)
+        return self.own_s + max(busy_s if sync else whole_s, frame.num_microbatches * even_s)
 
     def floor_s(self, frame: Frame, sync: str) -> float:
         """What the bound of a frame with a form is not below: quickly known, unless a rank holds

@@ -56,7 +56,7 @@ def convert(x: Tensor, source: Placement, target: Placement, comm: Comm) -> Tens
         assert from_part and to_part
         return comm.all_to_all(
             x, "tp", from_part.dim, sizes_of(from_part, ranks), to_part.dim,
-            sizes_of(to_part, ranks), backward, from_part.outer, to_part.outer,
+            sizes_of(to_part, ranks), backward, outer=from_part.outer, to_outer=to_part.outer,
         )  # fmt: skip
     part = from_part or to_part
     method = getattr(comm, str(conversion.forward))

@@ -283,6 +283,7 @@ def test_folders_of_a_users_own(tmp_path: Path) -> None:
 LEFT = {
     "meshwright/exporters/accelerate.py": "the level is the other system's word",
     "meshwright/exporters/deepspeed.py": "the same",
+    "meshwright/exporters/huggingface.py": "the same",
     "meshwright/exporters/megatron.py": "the same",
     "meshwright/exporters/torchtitan.py": "the same",
     "meshwright/forms/sync": "forms",

@@ -121,7 +121,7 @@ def test_tokens_go_to_their_experts_as_is_priced() -> None:
     assert isinstance(batch, dict)
     graph = trace(model, batch)
     problem = make_problem(graph, Cluster.local(8), precision="fp64")
-    plan = plan_of(graph, problem.layouts((("ep", 2), ("tp", 2))), (case.batch_size,))
+    plan = plan_of(graph, problem.layouts((("ep", 2), ("tp", 2)), "halves"), (case.batch_size,))
     both = sent(model, graph, plan, batch), expected(graph, plan)
     routed = [[t for t in found if t.primitive == Primitive.ALL_TO_ALL] for found in both]
     others = [Counter(t for t in found if t.primitive != Primitive.ALL_TO_ALL) for found in both]

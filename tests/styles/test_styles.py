@@ -221,7 +221,7 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     of 2 nodes, 8, 6.5 and 2 copies, half of which stay on a node."""
     config = Qwen3MoeConfig(
         hidden_size=1024, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8,
-        head_dim=128, moe_intermediate_size=256, intermediate_size=256, num_experts=64,
+        head_dim=128, moe_intermediate_size=4096, intermediate_size=256, num_experts=64,
         num_experts_per_tok=8, vocab_size=1024, use_cache=False,
     )  # fmt: skip
     with torch.device("meta"):
