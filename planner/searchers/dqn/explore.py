@@ -29,7 +29,7 @@ from meshwright.planner.searchers.dqn.training import Settings, Trainer
 from meshwright.planner.searchers.dqn.weights import card_of, load_agent
 from meshwright.planner.searchers.exhaustive import count
 
-SMALL = 10_000
+SMALL = 12_000
 """Choices up to which all are gone through in the end, or proven to be no better."""
 STEPS, FEWEST = 3000, 128
 """Decisions of the pipeline agent, and in small spaces."""
