@@ -3,6 +3,7 @@
 Checked on the versions that `ir.torch_private` names.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +22,10 @@ def fake_world(world_size: int, rank: int) -> Iterator[None]:
             "a dry run needs a process of its own: this one is a rank of a real job already"
         )
     store: Any = fake_pg.FakeStore()
+    hook = sys.excepthook  # torch puts one before it that says the rank, and leaves it there
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook

@@ -29,7 +29,7 @@ out, err = Terminal(), Terminal(stderr=True)
 
 EXAMPLES = (
     f"meshwright race {MODEL} plan.json plan.2.json plan.3.json -o fastest.json",
-    f"torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright race {MODEL} plan.json ...",
+    f"torchrun --nnodes 2 --nproc-per-node 8 ... -m -- meshwright race {MODEL} plan.json ...",
 )
 
 

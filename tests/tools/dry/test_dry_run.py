@@ -1,6 +1,7 @@
 """Dry runs: hundreds of ranks in one process, and the same bytes as a run that happened."""
 
 import re
+import sys
 from dataclasses import replace
 from io import StringIO
 
@@ -155,6 +156,13 @@ def _inside_a_job():
     with pytest.raises(MismatchError, match="a process of its own"), fake_world(4, 0):
         pass
     return dist.get_world_size()
+
+
+def test_errors_of_later_are_not_those_of_a_rank():
+    before = sys.excepthook
+    with fake_world(4, 2):
+        assert sys.excepthook is not before
+    assert sys.excepthook is before
 
 
 def test_a_real_job_is_left_alone():
