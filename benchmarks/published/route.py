@@ -159,7 +159,11 @@ def _experts_of(row: Row) -> tuple[str, ...]:
     if p.dp % ranks or (p.etp < p.tp and p.ep % p.tp):
         raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas of tp {p.tp}")
     axes = (["ep"] if ranks > 1 else []) + (["tp"] if p.etp < p.tp else [])
-    return tuple([f"place *.experts.* {axis}=S(0)" for axis in axes])
+    return (*(f"place *.experts.* {axis}=S(0)" for axis in axes), *(_WITHIN if p.etp > 1 else ()))
+
+
+_WITHIN = ("place *.experts.gate_up_proj tp=S(1,outer=2)", "place *.experts.down_proj tp=S(2)")
+"""Of each expert a part on each rank of `tp`, gate and up alike."""
 
 
 def schedule_of(row: Row) -> str:

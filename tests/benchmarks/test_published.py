@@ -197,8 +197,8 @@ def test_mixtures_of_experts_have_the_shapes_of_their_rows():
 
 def mixture(**parallel):
     """A small mixture of experts on two nodes, as NeMo runs it."""
-    moe = {"experts": 16, "topk": 4, "ffn": 256}
-    model = {"layers": 1, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 512, "vocab": 512,
+    moe = {"experts": 16, "topk": 4, "ffn": 1024}
+    model = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 512, "vocab": 512,
              "act": "swiglu", "tied": False, "moe": moe}  # fmt: skip
     return row(
         "Megatron Bridge, Transformer Engine", model=model, precision="bf16", recompute="none",
