@@ -60,7 +60,7 @@ def test_every_file_and_command_of_the_page_runs_as_printed(installed, tmp_path)
         if block["kind"] == "python" and block["name"]:
             (tmp_path / block["name"]).write_text(block["text"])
             continue
-        command = ["bash", "-e"] if not block["kind"] else [sys.executable, "-"]
+        command = [sys.executable, "-"] if block["kind"] == "python" else ["bash", "-e"]
         done = subprocess.run(
             command, input=block["text"], cwd=tmp_path, env=environment, capture_output=True,
             text=True, timeout=300,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import meshwright as mw
@@ -184,9 +185,9 @@ def check_span(span: str, where: str, environment: str) -> bool:
 
 
 def check_dotted(name: str, where: str) -> None:
-    if name == "meshwright.experts":  # an operator of torch
-        return
     module, _, last = name.rpartition(".")
+    if hasattr(torch.ops.meshwright, last):
+        return
     with contextlib.suppress(ModuleNotFoundError):
         if find_spec(name):
             return

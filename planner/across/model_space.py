@@ -78,7 +78,7 @@ def expert_forms(problem: Problem) -> tuple[ModelMesh, ...]:
     """Meshes for ranks of experts with samples of their own: a node or more of them, up to
     `EXPERT_NODES`, of which some ranks of a node may share tensors."""
     count, node = num_experts(problem.graph), widest_node(problem)
-    most = min(EXPERT_NODES * node, problem.cluster.num_devices)
+    most = min(EXPERT_NODES * node, problem.cluster.num_devices) if count else 0
     tensor = [tp for tp in tensor_sizes(problem) if tp <= TENSOR_BESIDE]
     return tuple(
         model_mesh({"ep": ranks // tp, "tp": tp})
