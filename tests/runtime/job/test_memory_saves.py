@@ -51,12 +51,13 @@ def test_memory_is_used_if_it_is_newer_and_sound(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory_saves, "LEAST_S", 0.0)
     monkeypatch.setattr(memory_saves, "SHARE", 1e9)
     first, _ = _train(tmp_path / "disk", 5)
-    # It is asked for after a step, and done after the next one, where the disk is not written.
-    assert [p.name for p in memory.glob("step-*")] == ["step-00000004"]
+    # It is asked for after a step, and done after a later one, where the disk is not written.
+    (kept,) = [int(path.name.removeprefix("step-")) for path in memory.glob("step-*")]
+    assert kept in (4, 5)
     assert (tmp_path / "disk/latest").read_text() == "step-00000003\n"
     _started(monkeypatch, 1)
     rest, job = _train(tmp_path / "disk", None)
-    assert len(rest) == 2 and {**first, **rest} == pytest.approx(whole, rel=1e-12)
+    assert len(rest) == STEPS - kept and {**first, **rest} == pytest.approx(whole, rel=1e-12)
     for name, value in wanted.items():
         torch.testing.assert_close(full_state(job)[name], value, rtol=1e-12, atol=1e-14)
     assert (tmp_path / "disk/latest").read_text() == "step-00000006\n", "the disk has the end"
