@@ -4,6 +4,7 @@ split as `dp` splits it, and tokens alone travel to the experts."""
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
 from tests import dropout_jobs
+from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
@@ -91,6 +93,15 @@ def test_training_is_that_of_one_process(
     found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])
     for name, difference in zip(made, found, strict=True):
         assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
+
+
+def test_clipping_checkpoints_and_batches_in_parts(tmp_path: Path) -> None:
+    """Norms count each part once, checkpoints go on under plans whose ranks share samples and under
+    those whose ranks do not, and ranks may be given their replica's samples alone."""
+    names = ("uneven replicas", "experts on tp, too", "stages")
+    plans = {name: _plan(4, *ON_FOUR[name]) for name in names}
+    plans["replicas"] = _plan(4, (), {"dp_replicate": 4, "zero": 0})
+    check_each_goes_on(CASES["mixtral"], plans, traced(), tmp_path)
 
 
 def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> None:
