@@ -1,7 +1,6 @@
 """Axes that are one with replicas for parameters that lie whole on them, against one process in
 float64: a mixture's dense part over dp x cp x ep, its experts over dp x cp."""
 
-import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from meshwright.costmodel.comm.volume import replica_sends
 from meshwright.costmodel.stage.placement import stage_costs
@@ -30,11 +29,11 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.space import Mesh
 from meshwright.planner.search.search import search_problem
-from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import LEARNING_RATE, check_each_equal
 from meshwright.testing.models import CASES, ModelCase
-from meshwright.testing.spawn import alone, run_ranks
+from meshwright.testing.spawn import run_ranks
+from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
 
 EP2, EP4, CP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),)
@@ -240,45 +239,6 @@ def test_lines_are_of_neighbours_first() -> None:
     assert stage_lines(folded(turned, ("ep",)))["dp_shard"] == (tuple(range(8)),)
 
 
-CLIPPED = 0.05
-"""Well below the norm of the first steps' gradients."""
-
-
-def _clipped(model: nn.Module, batches: list[Any]) -> tuple[list[float], dict[str, Tensor]]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    losses = []
-    for batch in batches:
-        loss = model(**batch).loss
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
-        assert norm > 2 * CLIPPED
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss))
-    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def _go_on(
-    model: nn.Module, plans: dict[str, Plan], graph: Graph, batches: list[Any], folder: str
-) -> dict[str, tuple[list[float], dict[str, Tensor]]]:
-    """Two steps under each plan, which checks itself, then one under the next, by a checkpoint."""
-    found, names = {}, list(plans)
-    for name, following in zip(names, (*names[1:], names[0]), strict=True):
-        settings = {
-            "optimizer": "adam", "lr": LEARNING_RATE, "graph": graph, "max_grad_norm": CLIPPED,
-        }  # fmt: skip
-        job = compile_job(copy.deepcopy(model), plans[name], check=True, **settings)
-        losses = [float(job.step(batch)) for batch in batches[:2]]
-        job.save(f"{folder}/{name}")
-        job.close()
-        job = compile_job(copy.deepcopy(model), plans[following], check=False, **settings)
-        job.load(f"{folder}/{name}")
-        losses += [float(job.step(batch)) for batch in batches[2:]]
-        found[name] = losses, full_state(job)
-        job.close()
-    return found
-
-
 def test_clipping_and_checkpoints_are_those_of_one_process(tmp_path: Path) -> None:
     """A norm counts each part once, of whichever line of ranks; a checkpoint of folded parts goes
     on under any plan."""
@@ -286,14 +246,7 @@ def test_clipping_and_checkpoints_are_those_of_one_process(tmp_path: Path) -> No
         name: _plan(4, *ON_FOUR[name]) for name in ("zero1", "zero3", "cp and ep", "ep and tp")
     }
     plans["replicas"] = _plan(4, (), {"dp_replicate": 4, "zero": 0})
-    case = CASES["mixtral"]
-    batches = [case.batch(8, torch.Generator().manual_seed(i)) for i in range(3)]
-    wanted_losses, wanted = alone(_clipped, case.model(), batches)
-    found = run_ranks(4, _go_on, case.model(), plans, traced(), batches, str(tmp_path))[0]
-    for name, (losses, state) in found.items():
-        assert losses == pytest.approx(wanted_losses, rel=1e-9), name
-        for key, value in wanted.items():
-            torch.testing.assert_close(state[key], value, rtol=1e-7, atol=1e-9, msg=f"{name} {key}")
+    check_each_goes_on(CASES["mixtral"], plans, traced(), tmp_path)
 
 
 def _checked(model: nn.Module, plan: Plan, graph: Graph, batch: Any) -> str:

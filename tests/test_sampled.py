@@ -4,6 +4,8 @@ split as `dp` splits it, and tokens alone travel to the experts."""
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from math import isinf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +18,22 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import ModelMesh, Plan
 from meshwright.ir.plan.sampled import sample_ranks
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.bounds.bound import relaxed
+from meshwright.planner.bounds.frames import frames
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.pins.constraints import placement_rules
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
 from tests import dropout_jobs
+from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
+from tests.planner.mixed import mixed
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
 SHARES, PLACED = "shares", "placed"
@@ -93,6 +100,15 @@ def test_training_is_that_of_one_process(
         assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
 
 
+def test_clipping_checkpoints_and_batches_in_parts(tmp_path: Path) -> None:
+    """Norms count each part once, checkpoints go on under plans whose ranks share samples and under
+    those whose ranks do not, and ranks may be given their replica's samples alone."""
+    names = ("uneven replicas", "experts on tp, too", "stages")
+    plans = {name: _plan(4, *ON_FOUR[name]) for name in names}
+    plans["replicas"] = _plan(4, (), {"dp_replicate": 4, "zero": 0})
+    check_each_goes_on(CASES["mixtral"], plans, traced(), tmp_path)
+
+
 def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> None:
     plan = _plan(4, EP2, {"dp_shard": 2, SHARES: (5, 3)})
     (found,) = plan.verify(traced())
@@ -101,6 +117,17 @@ def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> No
     few = _plan(4, EP4, {"num_microbatches": 4})
     (found,) = [f for f in few.verify(traced()) if f.rule == "batch_shares"]
     assert found.nearest == "a micro-batch of 4"
+
+
+def test_searches_of_mixed_devices_know_which_samples_suit() -> None:
+    """A micro-batch of one sample suits no ranks with samples of their own."""
+    asked = make_problem(traced(), mixed(), precision="fp64", constraints=("samples=own", "zero=0"))
+    bounds = {frame: relaxed(asked).bound(frame).seconds for frame in frames(asked)}
+    assert {n.num_microbatches for n, seconds in bounds.items() if isinf(seconds)} == {8}
+    found = search_problem(asked, "ilp")
+    assert found.predicted and min(bounds.values()) <= found.predicted.step_s
+    assert all(sample_ranks(found, stage)[1] > 1 for stage in found.stages)
+    assert not [f for f in found.verify(traced()) if f.severity == "error"]
 
 
 class Noisy(nn.Module):

@@ -112,19 +112,19 @@ class Relaxation:
     def bound(self, frame: Frame, sync: str = "") -> Bound:
         """Of one frame; infinite where it has no plan at all. `sync`: replicas agree by that form
         wherever it goes with their mesh."""
-        found = self._bounds.get((frame, sync))
-        if found is None:
-            check_time()
-            found = self._bounds[frame, sync] = self._bound(frame, sync).later(self.own_s)
-        return found
-
-    def _bound(self, frame: Frame, sync: str) -> Bound:
         sizes = group_sizes(self.problem, frame.num_ranks)
+        # Of uneven groups, what goes on once per step counts for nothing, and so the form.
+        key = frame, sync if self._is_even(sizes) else ""
+        if key not in self._bounds:
+            check_time()
+            self._bounds[key] = self._bound(frame, sizes, key[1]).later(self.own_s)
+        return self._bounds[key]
+
+    def _bound(self, frame: Frame, sizes: tuple[int, ...], sync: str) -> Bound:
         if not sizes:
             return Bound(np.inf, ())
         if self._is_even(sizes):
             return self._even(frame, sizes[0], sync)
-        # What goes on once per step counts for nothing here, and so the form.
         return Bound(self._uneven(frame, sizes), ())
 
     def _is_even(self, sizes: tuple[int, ...]) -> bool:
@@ -431,10 +431,10 @@ class Relaxation:
         for node in self.problem.cluster.nodes:
             running = min(len(node.devices), node.cores or len(node.devices))
             rate += sum(sorted(1 / work[name] for name in node.devices)[-running:])
-        return frame.num_microbatches / rate
+        return frame.num_microbatches / rate if rate else np.inf  # samples suit no way
 
     def _device_seconds(self, device: str, samples: int) -> float:
-        """Of one micro-batch."""
+        """Of one micro-batch; infinite where so few samples go with no way of the mesh."""
         best = np.full(len(self.rates.kinds), np.inf)
         for model, variant in ways(self.problem):
             width, unit = prod(size for _, size in model), sample_ranks_of(model, variant)
