@@ -1,8 +1,11 @@
 """Attention over windows: in blocks and in parts, against one mask over all scores."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.ir.errors import PlanError
@@ -53,6 +56,30 @@ def test_blocks_are_the_whole_attention(window: int, monkeypatch: pytest.MonkeyP
     mask = (place <= at) & (place > at - (window or LENGTH))
     whole = scaled_dot_product_attention(*plain.values(), mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(windowed.windowed(**plain, window=window, scale=0.3), whole)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_no_kernel_makes_whole_scores(
+    window: int, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention of CPUs takes it; GPUs' wants as many heads of keys as of queries, with a
+    mask, and as wide values as keys."""
+    seen = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor, **more: Any) -> Tensor:
+        seen.append((query, key, value))
+        assert not mask or query.shape[-3] == key.shape[-3]
+        return scaled_dot_product_attention(query, key, value, *mask, **more)
+
+    monkeypatch.setattr(windowed, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(windowed, "BLOCK", 7)
+    inputs = _inputs(sinks)
+    inputs["value"] = inputs["value"][..., :4]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        windowed.windowed(**inputs, window=window)
+    assert len(seen) == (4 if window else 1)
+    assert all(key.shape == value.shape for _, key, value in seen)
 
 
 PARTS = {
