@@ -8,8 +8,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import windowed
+from meshwright.ir.graph.inner_traffic import inner_traffic
+from meshwright.ir.layout.layout import parse_strategy
+from meshwright.ir.layout.op_messages import LocalOperand
 from tests.codegen import one_op
 
 F64 = torch.float64
@@ -90,7 +94,8 @@ PARTS = {
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_parts_fetch_what_lies_before_them(parts: str, sinks: bool) -> None:
-    """Windows within a part, over the border of one, and over several; heads split beside it."""
+    """Windows within a part, over the border of one, and over several; heads split beside it. What
+    the busiest rank sends is what is priced."""
     shard, own = PARTS[parts], _inputs(sinks)
     more, heads = (" R|P", " S(0)") if sinks else ("", "")
     split = {"cp": f"{shard} {shard} {shard}{more} -> {shard}",
@@ -100,7 +105,21 @@ def test_parts_fetch_what_lies_before_them(parts: str, sinks: bool) -> None:
         names = ("query", "key", "value", "window", "sinks", "scale")
         ordered = {name: args[name] for name in names}
         case = one_op.Case("meshwright.windowed_attention.default", ordered)
-        one_op.check(case, split, {"cp": ranks, "tp": 2})
+        logs = one_op.check(case, split, {"cp": ranks, "tp": 2})
+        assert _busiest(logs) == _priced(case, split["cp"], ranks)
+
+
+def _busiest(logs: list[list[SentCollective]]) -> list[int]:
+    """Bytes of the most that a rank sends, forward and backward."""
+    return [max(sent) for sent in zip(*([one.nbytes for one in log] for log in logs), strict=True)]
+
+
+def _priced(case: one_op.Case, strategy: str, ranks: int) -> list[int]:
+    """The same by the family, where half of the heads are on each rank of another axis."""
+    parsed, known = parse_strategy(strategy), case.tensors
+    op = case.site({}, tuple(known[0].shape), Comm({}, {}, {})).op
+    here = [LocalOperand(tuple(x.shape), x.nbytes // 2) for x in known]
+    return [m.nbytes for m in inner_traffic(op, parsed, ranks, here, here[:1])]
 
 
 def test_uneven_parts_and_those_that_differ() -> None:
