@@ -55,16 +55,17 @@ def windowed(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     width = value.shape[-1]
     if sinks is not None:
-        # Values, too: of heads that differ in width most kernels make whole scores.
-        query = _with_room(query, sinks / scale)
-        key, value = _with_room(key, None), _with_room(value, None)
+        query, key = _with_room(query, sinks / scale), _with_room(key, None)
+    if width < key.shape[-1]:
+        # Of values that are narrower than keys most kernels make whole scores.
+        value = pad(value, [0, key.shape[-1] - width])
     if not window:
         attend = partial(
             scaled_dot_product_attention, scale=scale, is_causal=True,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )  # fmt: skip
         if sinks is None:
-            return attend(query, key, value)
+            return attend(query, key, value)[..., :width]
         # A query before all others, so that the sink is the key of its place.
         shifted = attend(pad(query, [0, 0, 1, 0]), *_with_sink(key, value))
         return shifted[..., 1:, :width]

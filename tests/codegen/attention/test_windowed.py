@@ -67,8 +67,8 @@ def test_blocks_are_the_whole_attention(window: int, monkeypatch: pytest.MonkeyP
 def test_no_kernel_makes_whole_scores(
     window: int, sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flash attention of CPUs takes it; GPUs' wants as many heads of keys as of queries, with a
-    mask, and as wide values as keys."""
+    """Flash attention of CPUs takes it, also of narrow values; GPUs' wants as many heads of keys as
+    of queries, with a mask, and as wide values as keys."""
     seen = []
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor, **more: Any) -> Tensor:
@@ -79,9 +79,10 @@ def test_no_kernel_makes_whole_scores(
     monkeypatch.setattr(windowed, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(windowed, "BLOCK", 7)
     inputs = _inputs(sinks)
-    inputs["value"] = inputs["value"][..., :4]
+    inputs["value"] = inputs["value"][..., :3]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        windowed.windowed(**inputs, window=window)
+        made = windowed.windowed(**inputs, window=window)
+    assert made.shape == (2, HEADS, LENGTH, 3)
     assert len(seen) == (4 if window else 1)
     assert all(key.shape == value.shape for _, key, value in seen)
 
