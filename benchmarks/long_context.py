@@ -8,13 +8,13 @@ the products of a forward and of half of the scores of causal attention, three t
 of bfloat16; nothing is fitted to it. NVIDIA counts all scores, causal or not.
 """
 
-import argparse
 import time
 from dataclasses import dataclass
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.printed import beside, print_models
 from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
@@ -124,22 +124,13 @@ def row(name: str, seconds: float) -> str:
             f"searched in {took_s:.1f} s"
         ), step_s
 
-    (ours, ours_s), (theirs, theirs_s) = said(()), said(case.layout)
-    ratio = f"; ours takes {ours_s / theirs_s:.2f} of that" if ours_s and theirs_s else ""
-    return "\n".join([
-        f"{name} on {case.gpus} H100, traced in {traced_s:.1f} s of the processor",
-        f"  ours: {ours}", f"  {' '.join(case.layout)}: {theirs}{ratio}", f"  ({case.source})",
-    ])  # fmt: skip
+    title = f"{name} on {case.gpus} H100, traced in {traced_s:.1f} s of the processor"
+    return beside(title, said, case.layout, case.source)
 
 
 def main() -> None:
     """Print a row for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    asked = parser.parse_args()
-    for name in asked.models or CASES:
-        print(row(name, asked.seconds), flush=True)
+    print_models(__doc__, row, CASES)
 
 
 if __name__ == "__main__":

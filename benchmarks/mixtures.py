@@ -7,7 +7,6 @@ what these leave open, so that it is priced at its best, in the same cost model.
 the products of a forward, three times, by the peak of bfloat16; nothing is fitted to it.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from benchmarks.printed import beside, print_models
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.graph import Graph
@@ -181,23 +181,13 @@ def row(name: str, seconds: float) -> str:
         share = flops / peak / step_s
         return f"{name_of(plan)}: {step_s:.2f} s, {share:.1%}, searched in {took_s:.0f} s", step_s
 
-    ours, ours_s = said(())
-    lines = [f"{name} on {mixture.gpus} H100, traced in {traced_s:.0f} s", f"  ours: {ours}"]
-    if mixture.published:
-        theirs, theirs_s = said(mixture.published)
-        ratio = f", ours takes {ours_s / theirs_s:.2f} of that" if ours_s and theirs_s else ""
-        lines.append(f"  {' '.join(mixture.published)}: {theirs}{ratio}")
-    return "\n".join([*lines, f"  ({mixture.source})"])
+    title = f"{name} on {mixture.gpus} H100, traced in {traced_s:.0f} s"
+    return beside(title, said, mixture.published, mixture.source)
 
 
 def main() -> None:
     """Print a row for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    asked = parser.parse_args()
-    for name in asked.models or MIXTURES:
-        print(row(name, asked.seconds), flush=True)
+    print_models(__doc__, row, MIXTURES)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a program does that prints a page and keeps it where it is told to."""
+"""What programs do that print a page and keep it where they are told to, or rows of models."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -17,3 +17,33 @@ def print_page(about: str | None, made: Callable[..., str], *paths: str) -> None
     print(text)
     if options.output:
         options.output.write_text(text)
+
+
+def print_models(
+    about: str | None, row: Callable[[str, float], str], models: Iterable[str]
+) -> None:
+    """Prints a row for each model that the command line names, else for all, made by searches of as
+    many seconds as it says. `about`: the program's docstring."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    for name in options.models or models:
+        print(row(name, options.seconds), flush=True)
+
+
+def beside(
+    title: str, said: Callable[[tuple[str, ...]], tuple[str, float]], pins: tuple[str, ...],
+    source: str,
+) -> str:  # fmt: skip
+    """Returns our plan and, if it has pins, the layout of others, with where that is from.
+
+    `said`: of a plan under pins what is to be read, and its seconds a step; 0 if there is none.
+    """
+    ours, ours_s = said(())
+    lines = [title, f"  ours: {ours}"]
+    if pins:
+        theirs, theirs_s = said(pins)
+        ratio = f"; ours takes {ours_s / theirs_s:.2f} of that" if ours_s and theirs_s else ""
+        lines.append(f"  {' '.join(pins)}: {theirs}{ratio}")
+    return "\n".join([*lines, f"  ({source})"])

@@ -150,7 +150,7 @@ def windowed_attention(
     border = _Border(comm, axis, Share(sizes, sections, zigzag), window)
     both = torch.cat([key, value], -1)
     apply: Callable[..., Tensor] = _FetchKeys.apply
-    before = apply(both, border)
+    before = apply(both, border) if window > 1 else both[..., :0, :]
     made, at, size = list[Tensor](), 0, sizes[border.rank]
     for run, (start, stop) in enumerate(border.needed(border.rank)):
         here = slice(run * size, (run + 1) * size)

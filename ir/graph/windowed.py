@@ -53,17 +53,22 @@ def windowed(
     own place, and there is no `first`. g divides h.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    width = value.shape[-1]
     if sinks is not None:
         query, key = _with_room(query, sinks / scale), _with_room(key, None)
-    attend = partial(
-        scaled_dot_product_attention, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3]
-    )
+    if width < key.shape[-1]:
+        # Of values that are narrower than keys most kernels make whole scores.
+        value = pad(value, [0, key.shape[-1] - width])
     if not window:
+        attend = partial(
+            scaled_dot_product_attention, scale=scale, is_causal=True,
+            enable_gqa=query.shape[-3] != key.shape[-3],
+        )  # fmt: skip
         if sinks is None:
-            return attend(query, key, value, is_causal=True)
+            return attend(query, key, value)[..., :width]
         # A query before all others, so that the sink is the key of its place.
-        shifted = attend(pad(query, [0, 0, 1, 0]), *_with_sink(key, value), is_causal=True)
-        return shifted[..., 1:, :]
+        shifted = attend(pad(query, [0, 0, 1, 0]), *_with_sink(key, value))
+        return shifted[..., 1:, :width]
     made, masks = list[Tensor](), dict[tuple[int, int, int], Tensor]()
     for rows, columns in seen_blocks(query.shape[-2], window, first):
         k, v = key[..., columns, :], value[..., columns, :]
@@ -74,8 +79,24 @@ def windowed(
             mask = mask if sinks is None else pad(mask, [1, 0], value=True)
             masks[*shape, at] = mask
         k, v = (k, v) if sinks is None else _with_sink(k, v)
-        made.append(attend(query[..., rows, :], k, v, mask))
+        made.append(_masked(query[..., rows, :], k, v, mask, scale)[..., :width])
     return made[0] if len(made) == 1 else torch.cat(made, -2)
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention where all heads have one mask.
+
+    GPUs' kernels that take a mask want as many heads of keys as of queries, else whole scores are
+    made and kept. So heads that share keys are a sample of their own, [n * g, h / g, l, e], in
+    which these keys are expanded without a copy.
+    """
+    shared = query.shape[-3] // key.shape[-3]
+    q = query.reshape(-1, shared, *query.shape[-2:])
+    k, v = (
+        x.reshape(-1, 1, *x.shape[-2:]).expand(-1, shared, -1, -1) for x in (key, value)
+    )  # fmt: skip
+    made = scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    return made.reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _band(rows: int, columns: int, first: int, window: int, device: torch.device) -> Tensor:

@@ -1,6 +1,8 @@
 """Attention over a window: batch and heads may be split, and the sequence, where ranks fetch the
 keys that reach over the border of a part. Without a window, as with sinks alone, it stays whole."""
 
+from collections import Counter
+from functools import lru_cache
 from math import prod
 
 from meshwright.ir.cluster.device import OpClass
@@ -11,7 +13,7 @@ from meshwright.ir.graph.op_forms import only_axis, run_sizes, splitting
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, letters, make_rule
 from meshwright.ir.graph.windowed import seen_blocks
-from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.layout import Shard, Strategy, balanced, units_of
 from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
 
 
@@ -90,10 +92,29 @@ def _messages(
         return ()
     assert isinstance(placed, Shard)
     row = (key.nbytes + value.nbytes) // key.shape[-2]
-    nbytes = row * placed.outer * min(_window(op) - 1, key.shape[-2])
-    if not nbytes:
-        return ()
-    return Inner(SHIFT, nbytes, 1, backward=False), Inner(SHIFT, nbytes, 1, backward=True)
+    rows = _fetched(key.shape[-2], placed, ranks, _window(op))
+    return tuple(Inner(SHIFT, row * n, 1, b) for n, b in zip(rows, (False, True), strict=True) if n)
+
+
+@lru_cache(maxsize=1024)
+def _fetched(length: int, placed: Shard, ranks: int, window: int) -> tuple[int, int]:
+    """Rows that the busiest rank hands out, and those that the busiest one gets."""
+    sizes = [placed.inner * units for units in balanced(units_of(length, placed), ranks)]
+    order = [*range(ranks)]
+    turns = (order[::-1] if placed.zigzag and i % 2 else order for i in range(placed.outer))
+    owners = [rank for turn in turns for rank in turn]
+    given, got = Counter[int](), Counter[int]()
+    for at, taker in enumerate(owners):
+        left = window - 1
+        for giver in (owners[i] for i in range(at - 1, -1, -1)):
+            if left <= 0:
+                break
+            rows = min(left, sizes[giver])
+            left -= rows
+            if giver != taker:
+                given[giver] += rows
+                got[taker] += rows
+    return max(given.values(), default=0), max(got.values(), default=0)
 
 
 FACTS = {

@@ -68,8 +68,9 @@ def _parts(function: Any) -> Iterator[Any]:
 class PlainMasks:
     """Masks that were made during a trace, with their windows."""
 
-    known: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
-    """By identity; the tensor is kept, so that no other gets its number."""
+    known: dict[int, tuple[Tensor, int, int]] = field(default_factory=dict)
+    """By identity, with how often it had been written to; the tensor is kept, so that no other gets
+    its number."""
 
     def remembering(self, make: MakeMask) -> MakeMask:
         """The same masks; of plain ones it is known what they are."""
@@ -80,15 +81,15 @@ class PlainMasks:
             whole = kwargs.get("attention_mask") is None and not kwargs.get("q_offset")
             whole &= not kwargs.get("kv_offset") and kwargs["q_length"] == kwargs["kv_length"]
             if isinstance(made, Tensor) and whole and window is not None:
-                self.known[id(made)] = made, window
+                self.known[id(made)] = made, window, made._version
             return made
 
         return mask
 
     def window(self, mask: Any) -> int | None:
-        """None if it is no plain one."""
+        """None if it is no plain one, or was changed since."""
         found = self.known.get(id(mask))
-        return found[1] if found and found[0] is mask else None
+        return found[1] if found and found[2] == mask._version else None
 
 
 @contextmanager
@@ -97,7 +98,7 @@ def attending(masks: PlainMasks) -> Iterator[None]:
     functions: Any = ALL_ATTENTION_FUNCTIONS
     original = functions["sdpa"]
     functions["sdpa"] = _by_windows(original, masks)
-    functions[WITH_SINKS] = _by_windows(_by_scores, masks)
+    functions[WITH_SINKS] = _given_sinks(_by_windows(_by_scores, masks))
     try:
         yield
     finally:
@@ -126,12 +127,25 @@ def _by_windows(original: Callable[..., Any], masks: PlainMasks) -> Callable[...
     return attention
 
 
+def _given_sinks(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses modules whose own attention reads their sinks where we would not know of them."""
+
+    def attention(module: nn.Module, *args: Any, **more: Any) -> Any:
+        if getattr(module, "sinks", None) is not None and more.get("s_aux") is None:
+            raise PlanError(
+                f"{type(module).__name__} has sinks, but does not hand them to its attention as "
+                "s_aux, so that a trace would leave them out; pass s_aux=self.sinks"
+            )
+        return attend(module, *args, **more)
+
+    return attention
+
+
 def _by_scores(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     dropout: float = 0.0, scaling: float | None = None, s_aux: Tensor | None = None, **more: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention with sinks by whole scores, as gpt-oss has it."""
-    assert s_aux is not None
+    """Attention with sinks by whole scores, as gpt-oss has it; some layers may have none."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -141,7 +155,9 @@ def _by_scores(
             "what it may see; pass attn_implementation='eager' when the model is made"
         )
     scores = scores + attention_mask
-    column = s_aux[None, :, None, None].expand(query.shape[0], -1, query.shape[2], 1)
-    chances = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    if s_aux is not None:
+        column = s_aux[None, :, None, None].expand(query.shape[0], -1, query.shape[2], 1)
+        scores = torch.cat([scores, column], -1)
+    chances = scores.softmax(-1)[..., : key.shape[-2]]
     kept = F.dropout(chances, dropout, module.training).to(value.dtype)
     return (kept @ value).transpose(1, 2).contiguous(), kept

@@ -1,12 +1,19 @@
 """Attention over windows: in blocks and in parts, against one mask over all scores."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import windowed
+from meshwright.ir.graph.inner_traffic import inner_traffic
+from meshwright.ir.layout.layout import parse_strategy
+from meshwright.ir.layout.op_messages import LocalOperand
 from tests.codegen import one_op
 
 F64 = torch.float64
@@ -55,6 +62,31 @@ def test_blocks_are_the_whole_attention(window: int, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(windowed.windowed(**plain, window=window, scale=0.3), whole)
 
 
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_no_kernel_makes_whole_scores(
+    window: int, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention of CPUs takes it, also of narrow values; GPUs' wants as many heads of keys as
+    of queries, with a mask, and as wide values as keys."""
+    seen = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor, **more: Any) -> Tensor:
+        seen.append((query, key, value))
+        assert not mask or query.shape[-3] == key.shape[-3]
+        return scaled_dot_product_attention(query, key, value, *mask, **more)
+
+    monkeypatch.setattr(windowed, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(windowed, "BLOCK", 7)
+    inputs = _inputs(sinks)
+    inputs["value"] = inputs["value"][..., :3]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        made = windowed.windowed(**inputs, window=window)
+    assert made.shape == (2, HEADS, LENGTH, 3)
+    assert len(seen) == (4 if window else 1)
+    assert all(key.shape == value.shape for _, key, value in seen)
+
+
 PARTS = {
     "runs": "S(2)", "zigzag": "S(2,outer=2,zigzag)", "sections": "S(2,outer=3)",
 }  # fmt: skip
@@ -63,7 +95,8 @@ PARTS = {
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_parts_fetch_what_lies_before_them(parts: str, sinks: bool) -> None:
-    """Windows within a part, over the border of one, and over several; heads split beside it."""
+    """Windows within a part, over the border of one, and over several; heads split beside it. What
+    the busiest rank sends is what is priced."""
     shard, own = PARTS[parts], _inputs(sinks)
     more, heads = (" R|P", " S(0)") if sinks else ("", "")
     split = {"cp": f"{shard} {shard} {shard}{more} -> {shard}",
@@ -73,7 +106,21 @@ def test_parts_fetch_what_lies_before_them(parts: str, sinks: bool) -> None:
         names = ("query", "key", "value", "window", "sinks", "scale")
         ordered = {name: args[name] for name in names}
         case = one_op.Case("meshwright.windowed_attention.default", ordered)
-        one_op.check(case, split, {"cp": ranks, "tp": 2})
+        logs = one_op.check(case, split, {"cp": ranks, "tp": 2})
+        assert _busiest(logs) == _priced(case, split["cp"], ranks)
+
+
+def _busiest(logs: list[list[SentCollective]]) -> list[int]:
+    """Bytes of the most that a rank sends, forward and backward."""
+    return [max(sent) for sent in zip(*([one.nbytes for one in log] for log in logs), strict=True)]
+
+
+def _priced(case: one_op.Case, strategy: str, ranks: int) -> list[int]:
+    """The same by the family, where half of the heads are on each rank of another axis."""
+    parsed, known = parse_strategy(strategy), case.tensors
+    op = case.site({}, tuple(known[0].shape), Comm({}, {}, {})).op
+    here = [LocalOperand(tuple(x.shape), x.nbytes // 2) for x in known]
+    return [m.nbytes for m in inner_traffic(op, parsed, ranks, here, here[:1])]
 
 
 def test_uneven_parts_and_those_that_differ() -> None:
