@@ -66,7 +66,7 @@ class Goodput:
 
 
 class _FaultyRun:
-    """One run; `_pass` is the only way for time to pass."""
+    """One run; time passes in `_spend` and `_add` alone."""
 
     def __init__(
         self, at: FaultyCluster, plans: Sequence[NodesPlan], best_s: float, random: Random
@@ -117,7 +117,7 @@ class _FaultyRun:
         # The newest save that is whole is the last one that began so long before.
         lasted = fails - begun
         saves = max(0, int((lasted - cost.write_s) // turn))
-        trained = lasted - min(int(lasted // turn), saves + 1) * cost.held_s
+        trained = lasted - int(lasted // turn) * cost.held_s
         kept = saves * interval
         self._add(plan, lasted, trained, kept)
         self._fail()
@@ -170,6 +170,8 @@ def goodput(
         raise PlanError(f"no plan is for {at.nodes} nodes or fewer")
     if min(best_s, seconds, *(plan.step_s for plan in plans)) <= 0:
         raise PlanError("seconds and step times must be above 0")
+    if at.held_s + at.write_s <= 0:
+        raise PlanError("held_s and write_s are both 0; a save that takes no time has no interval")
     run = _FaultyRun(at, plans, best_s, Random(seed))
     run.run(seconds)
     share = {name: spent / run.now_s for name, spent in run.spent.items()}

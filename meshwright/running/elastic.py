@@ -115,7 +115,7 @@ class Supervisor:
         path = folder / "plan.json"
         plan_io.save(plan, path)
         left = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
-        slots = [r for i, r in enumerate(left) if i not in set(found.resting)]
+        slots = [r for i, r in enumerate(left) if i not in found.resting]
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         dropped = self.replanner.dropped(plan)
         self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
@@ -125,7 +125,7 @@ class Supervisor:
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
         shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
         if self.memory is not None:
-            shown[memory_saves.FOLDER] = str(self.memory / "state")
+            shown[memory_saves.FOLDER] = str(self.memory)
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         store = launcher.open_store()
         with Ranks(plan.world_size, arguments, store, self.started, shown, asked,

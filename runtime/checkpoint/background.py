@@ -24,6 +24,11 @@ class BackgroundWriter:
         self.took_s: float | None = None
         """Seconds until the newest whole checkpoint was written, from the end of the copy."""
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank's part, and on rank 0 the whole checkpoint, is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, found: Snapshot) -> None:
         """Begins to write; waits for the checkpoint before, and raises what failed in it."""
         self.wait()

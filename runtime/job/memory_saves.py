@@ -44,6 +44,7 @@ class MemorySaves:
     def __init__(self, job: Job, folder: Path) -> None:
         self._job, self._folder = job, folder
         self._writer = BackgroundWriter(job.parts.rank, job.plan.world_size, folder, keep=1)
+        self._room = _ROOM * _BYTES * sum(tensor.numel for tensor in job.graph.parameters)
         self._since, self._held_s = time.monotonic(), 0.0
         self._off = False
 
@@ -62,13 +63,17 @@ class MemorySaves:
 
     def is_due(self) -> bool:
         """Whether it is time; rank 0 asks."""
-        waits_s = max(LEAST_S, self._held_s / SHARE, self._writer.took_s or 0.0)
-        return not self._off and time.monotonic() - self._since > waits_s and self._has_room()
+        if self._off or self._writer.is_writing:
+            return False
+        waits_s = max(LEAST_S, self._held_s / SHARE)
+        return time.monotonic() - self._since > waits_s and self._has_room()
 
     def _has_room(self) -> bool:
-        state = _BYTES * sum(tensor.numel for tensor in self._job.graph.parameters)
-        free = min(psutil.virtual_memory().available, shutil.disk_usage(self._folder).free)
-        return free > _ROOM * state
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError:  # somebody has removed it: the job goes on, with the disk alone
+            return False
+        return min(psutil.virtual_memory().available, free) > self._room
 
     def save(self, scheduler: Any) -> None:
         """Copies the state and begins to write it. What fails ends these saves, not the job."""

@@ -47,3 +47,5 @@ def test_plans_that_nothing_can_run_are_refused():
         goodput(AT, [NodesPlan(2049, 1.0)], 1.0, seconds=1.0)
     with pytest.raises(PlanError, match="above 0"):
         goodput(AT, [NodesPlan(1, 0.0)], 1.0, seconds=1.0)
+    with pytest.raises(PlanError, match="no interval"):
+        goodput(replace(AT, held_s=0.0, write_s=0.0), [WHOLE], 1.0, seconds=1.0)

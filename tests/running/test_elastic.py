@@ -31,8 +31,11 @@ from tests.planner.problems import cluster, mlp
 ROOT = Path(__file__).parents[2]
 STEPS = 6
 TRAIN = """
-import os, signal, torch
+import os, pathlib, signal, time, torch
 from torch import nn
+from meshwright.runtime.job import memory_saves
+
+memory_saves.LEAST_S, memory_saves.SHARE = 0.0, 1e9
 
 class Net(nn.Module):
     def __init__(self):
@@ -53,6 +56,8 @@ def model():
 def data():
     for number in range(1000):
         if number == 3 and (os.environ.get("MESHWRIGHT_STARTED"), os.environ["RANK"]) == ("0", "1"):
+            while not pathlib.Path(os.environ[memory_saves.FOLDER], "latest").exists():
+                time.sleep(0.01)  # until the state of a step before is whole in memory
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch(number)
 """
@@ -76,7 +81,7 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     plan = mw.search(model, mw.Cluster.local(2), constraints=("dp_shard=2", "zero=1"), **asked)
     plan_io.save(plan, tmp_path / "plan.json")
     options = ["elastic_train:model", "--data", "elastic_train:data", "--steps", str(STEPS)]
-    options += ["--save", str(tmp_path / "saved"), "--save-every", "2", "--no-trace"]
+    options += ["--save", str(tmp_path / "saved"), "--no-trace"]  # the disk has the end alone
     options += ["--log", "jsonl", "--lr", "1e-2"]
     code = run_elastic(
         tmp_path / "plan.json", "elastic_train:model", options, output=tmp_path / "run",
@@ -100,6 +105,8 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     found = [losses[step + 1] for step in range(STEPS)]
     steps = list(map(json.loads, said.out.splitlines()))
     assert {line["start"] for line in steps} == {0, 1} and steps[-1]["start"] == 1
+    again = min(line["step"] for line in steps if line["start"] == 1)
+    assert again == 2, "it goes on from memory"
     assert [{line["step"]: line["loss"] for line in steps}[step] for step in range(STEPS)] == found
     assert found == pytest.approx(alone(_whole, train, one), rel=1e-12)
     with pytest.raises(PlanError, match="low-rank"):

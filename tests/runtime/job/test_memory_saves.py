@@ -9,6 +9,7 @@ from meshwright.ir.torch_private import RESTARTS
 from meshwright.running import memory_folder
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job import memory_saves
+from meshwright.runtime.job.memory_saves import MemorySaves
 from meshwright.runtime.job.saver import Saver
 from meshwright.testing.handmade import Chain, batches, make_job
 from tests.runtime.checkpoint.plans import PLANS
@@ -81,6 +82,27 @@ def test_what_is_damaged_in_memory_is_taken_from_disk(tmp_path, monkeypatch, cap
     # What another supervisor's job left would not be asked for at all.
     _started(monkeypatch, 0)
     assert len(_train(tmp_path / "other", None)[0]) == STEPS
+
+
+def test_a_folder_that_is_taken_away_or_full_holds_nothing_up(tmp_path, monkeypatch):
+    job = make_job(Chain(5), PLANS["one"])
+    saves = MemorySaves(job, tmp_path / "gone")
+    saves._since -= 2.0
+    assert not saves.is_due(), "nowhere to write"
+    (tmp_path / "gone").mkdir()
+    assert saves.is_due()
+    free = memory_saves.psutil.virtual_memory()
+    monkeypatch.setattr(memory_saves.psutil, "virtual_memory", lambda: free._replace(available=9))
+    assert not saves.is_due(), "no memory for it"
+    monkeypatch.undo()
+    saves._since += 1.5
+    assert not saves.is_due(), "each second at most"
+    saves._since, saves._held_s = saves._since - 98.0, 1.0
+    assert not saves.is_due(), "they hold up training for a hundredth of the time"
+    saves._since -= 2.0
+    assert saves.is_due()
+    monkeypatch.setattr(type(saves._writer), "is_writing", True)
+    assert not saves.is_due(), "a step would wait for the one before"
 
 
 def test_the_folder_goes_with_its_owner(tmp_path, monkeypatch):
