@@ -54,14 +54,15 @@ def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name."""
     if ALL_CASES in os.environ or any("::" in argument for argument in config.args):
         return
-    by_test = defaultdict(list)
+    by_test: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
     for item in items:
-        if item.get_closest_marker("sampled"):
-            by_test[item.nodeid.split("[")[0]].append(item.nodeid)
+        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
+            values = frozenset(f"{name} {value}" for name, value in item.callspec.params.items())
+            by_test[item.nodeid.split("[")[0]][item.nodeid] = values
     kept = {case for cases in by_test.values() for case in picked(cases)}
-    left = [i for i in items if i.get_closest_marker("sampled") and i.nodeid not in kept]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in set(left)]
+    left = {i for i in items if i.get_closest_marker("sampled") and i.nodeid not in kept}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 def _leave_out_gpus(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ In float64, the loss of each of 3 Adam steps and every parameter after them, to 
 runs under a third of the plans of each size, each under another third; `make test-all` runs all.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -20,7 +21,7 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.networks import ResNet50
 from meshwright.testing.split_all import split_all
-from tests.sampled import picked
+from tests.sampled import in_turn
 
 BATCH = 8
 
@@ -99,11 +100,21 @@ WORLDS = sorted({kind.world for kind in PLANS.values()})
 @pytest.mark.parametrize("model_name", MODELS)
 def test_parallel_runs_equal_the_single_process(model_name: str, world: int) -> None:
     """All plans for as many ranks, in the same processes: forking them takes longer than a plan."""
-    names = picked((name for name, kind in PLANS.items() if kind.world == world), model_name)
+    names = _picked_for(model_name, world)
     planned = [planned_for(model_name, PLANS[name]) for name in names]
     found = dict(zip(names, check_each_equal(MODELS[model_name], planned), strict=True))
     bad = {n: str(d) for n, d in found.items() if not (d.loss <= 1e-9 and d.parameters <= 1e-9)}
     assert not bad
+
+
+def _picked_for(model_name: str, world: int) -> tuple[str, ...]:
+    names = (name for name, kind in PLANS.items() if kind.world == world)
+    return in_turn(names, list(MODELS).index(model_name))
+
+
+def test_every_plan_runs_with_some_models() -> None:
+    runs = Counter(name for model in MODELS for n in WORLDS for name in _picked_for(model, n))
+    assert set(runs) == set(PLANS) and min(runs.values()) > 2, runs
 
 
 def planned_for(model_name: str, kind: Case) -> tuple[Plan, Graph]:

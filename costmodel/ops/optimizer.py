@@ -27,6 +27,9 @@ _HOST_PER_TENSOR = 0.3
 _CPU_PER_TENSOR = 0.5
 """The same on a CPU, all that a fused step takes beside its traffic: 5 us where ops took 10 (AdamW
 over 77 tensors of 64 values and more, torch 2.13, 2-core cloud machine, 2026-11-26)."""
+_CPU_PER_KERNEL = 0.2
+"""Of a step that is not fused, each kernel on one tensor: RMSprop's six took 10 to 13 us a tensor,
+there and then."""
 _LEAST_BAND = 0.05
 
 
@@ -112,14 +115,17 @@ def temporary_bytes(
 
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
     curve = curve_of(OpClass.ELEMENTWISE, device)
+    ops = update(optimizer).launches
     # The state is larger than any cache when its turn comes: the rate of memory.
     moving = optimizer_traffic(nbytes, optimizer) / device.memory_bandwidth_bytes_per_s
-    if device.kind == "cpu":  # which writes where it has read: all of the rate
+    if device.kind == "cpu" and ops == 1:  # which writes where it has read: all of the rate
         return moving + _CPU_PER_TENSOR * device.overhead_s * num_tensors
     moving /= curve.share
+    if device.kind == "cpu":
+        return moving + _CPU_PER_KERNEL * ops * device.overhead_s * num_tensors
     launches = num_tensors / (1 if update(optimizer).one_by_one else _TENSORS_PER_LAUNCH)
     host = _STEP_DISPATCHES + _HOST_PER_TENSOR * num_tensors
-    if (ops := update(optimizer).launches) > 1:
+    if ops > 1:
         launches *= ops
         host += launches
     return max(moving + curve.floor_s * launches, device.overhead_s * host)

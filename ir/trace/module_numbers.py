@@ -51,6 +51,27 @@ def _check_patterns(model: nn.Module, numbers: Precision) -> None:
             )
 
 
+def _with_dtypes(model: nn.Module, copies: CopyTypes) -> Iterator[tuple[nn.Module, torch.dtype]]:
+    """Yields modules with the dtype of each, those left out that have several paths in modules of
+    both kinds: without parameters, they compute in that of the module that calls them. TraceError
+    where the precision says something of one of these paths alone."""
+    found: dict[int, tuple[nn.Module, list[str]]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        # Within a trace, torch has proxies of it, one for each path.
+        found.setdefault(id(module.__dict__), (module, []))[1].append(path)
+    for module, paths in found.values():
+        dtypes = [copies.read_by(path) for path in paths]
+        if len(set(dtypes)) == 1:
+            yield module, dtypes[0]
+            continue
+        for path, own in zip(paths, dtypes, strict=True):
+            if own is not copies.read_by(path.rpartition(".")[0]):
+                raise TraceError(
+                    f"{' and '.join(paths)} are one module, and the precision has it in {own} as "
+                    f"{path!r} alone: say the same of all"
+                )
+
+
 class ModuleCasts:
     """Casts between modules that read parameters in different dtypes: what goes into one in the
     dtype of the module that calls it comes in its own, and what it makes goes back in the caller's.
@@ -71,8 +92,8 @@ class ModuleCasts:
             return
         with ExitStack() as stack:
             self._open = [self._copies.read_by("")]
-            for path, module in model.named_modules():
-                own, has = self._copies.read_by(path), any(True for _ in module.parameters())
+            for module, own in _with_dtypes(model, self._copies):
+                has = any(True for _ in module.parameters())
                 enter = module.register_forward_pre_hook(
                     partial(self._enter, own, has), with_kwargs=True
                 )

@@ -84,6 +84,27 @@ def test_values_are_cast_where_numbers_change_and_the_last_are_not_cast_back() -
     }  # fmt: skip
 
 
+class SharedGelu(Model):
+    """Layers of one GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gelu = nn.GELU()
+        for layer in self.layers:
+            layer.up = nn.Sequential(nn.Linear(32, 32), gelu)
+
+
+@pytest.mark.parametrize("said", ["layers.1=fp32", "layers.1=fp32, *.up.1=fp32"])
+def test_a_module_that_others_share_computes_as_its_caller_does(said: str) -> None:
+    graph = trace(SharedGelu(), batch(), loss_fn, precision=f"bf16, {said}")
+    found = [graph.tensors[op.outputs[0]].dtype for op in graph.ops if "gelu" in op.target]
+    wide = "float32" if "*" in said else "bfloat16"
+    assert found == [wide, "float32", wide, wide]
+    assert len(casts(graph)) == (9 if "*" in said else 3)  # one of them for the loss
+    with pytest.raises(MeshwrightError, match=r"are one module.*'layers.2.up.1' alone"):
+        trace(SharedGelu(), batch(), loss_fn, precision="bf16, layers.2.up.1=fp32")
+
+
 def test_a_loss_gets_what_the_last_module_made() -> None:
     asked = "bf16, head=fp32"
     dtypes, model, seen = copies_of(asked), Model(), list[Tensor]()

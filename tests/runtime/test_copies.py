@@ -131,7 +131,6 @@ def traced32(name: str, precision: str) -> Graph:
     return trace(case.model(torch.float32), example, case.loss_fn, precision=precision)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("precision", "most"),
     [("bf16", 0.1), ("bf16-sums", 0.15), ("fp16", 0.03), ("copies32", 1e-4), (MIXED, 1e-4),

@@ -74,7 +74,6 @@ def synced(plan):
     return refused, state, still, model.state_dict(), other.state_dict()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tp", "pp", "zero1", "zero3"])
 def test_the_module_refuses_until_it_is_synced(kind):
     wanted, later = alone(plain), alone(plain, 3)

@@ -45,7 +45,6 @@ def interpreted() -> list[Found]:
     return [Found(**row) for row in json.loads(ran.stdout)]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kernel", CASES)
 def test_by_triton(interpreted, kernel):
     _ok([one for one in interpreted if one.kernel == kernel], "triton")
@@ -57,7 +56,6 @@ def test_torch_sees_through_it(kernel):
     opcheck(OPERATORS[kernel][0], (first.requires_grad_(), *others))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("module", BUILT, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_it_compiles_without_a_gpu(module):
     for build in module.builds("bf16", 128):

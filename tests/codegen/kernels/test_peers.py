@@ -25,7 +25,6 @@ def interpreted() -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("kernel", "dtype"), list(product(CASES, DTYPES)))
 def test_by_triton(interpreted, kernel, dtype):
     found = [interpreted[f"{kernel} {dtype} {ranks}"] for ranks in RANKS]

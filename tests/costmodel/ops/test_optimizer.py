@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.costmodel.ops.optimizer import temporary_bytes
+from meshwright.costmodel.memory.memory import optimizer_traffic
+from meshwright.costmodel.ops.optimizer import optimizer_time, temporary_bytes
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.presets import cpu_process, device
 
 SHAPES = [(64, 32), (128, 8), (50,)]
@@ -55,3 +57,21 @@ def test_rmsprop_makes_roots() -> None:
     assert temporary_bytes(gpu, "rmsprop", sum(BYTES), max(BYTES)) == sum(BYTES)
     assert made(torch.optim.RMSprop, foreach=False) == max(BYTES)
     assert temporary_bytes(cpu, "rmsprop", sum(BYTES), max(BYTES)) == max(BYTES)
+
+
+def test_cpus_take_longer_for_what_is_not_fused() -> None:
+    """Kernel by kernel on tensor by tensor, and each makes what it returns anew: at the rate of
+    other ops, where a fused one has all that memory has."""
+    cpu = cpu_process(1 << 30)
+
+    def seconds(optimizer: str, tensors: int, nbytes: int) -> float:
+        return optimizer_time(cpu, optimizer, tensors, nbytes).seconds
+
+    rate, share = cpu.memory_bandwidth_bytes_per_s, cpu.efficiency[OpClass.ELEMENTWISE]
+    for optimizer, dispatches in (("adamw", 0.5), ("sgd", 0.5), ("rmsprop", 1.2), ("muon", 1.6)):
+        each = seconds(optimizer, 2, 4) - seconds(optimizer, 1, 4)
+        assert each == pytest.approx(dispatches * cpu.overhead_s)
+    for optimizer, speed in (("adamw", rate), ("rmsprop", rate * share)):
+        moved = seconds(optimizer, 1, 1 << 20) - seconds(optimizer, 1, 4)
+        wanted = (optimizer_traffic(1 << 20, optimizer) - optimizer_traffic(4, optimizer)) / speed
+        assert moved == pytest.approx(wanted)

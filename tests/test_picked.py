@@ -1,0 +1,33 @@
+"""Which cases of slow tests run: as many, and the same ones, on every machine."""
+
+import pytest
+
+from tests.sampled import ALL_CASES, in_turn, picked
+
+NAMES = tuple(f"case{i}" for i in range(10))
+VALUES = {f"{a}{b}": frozenset({f"a {a}", f"b {b}"}) for a in range(4) for b in range(3)}
+
+
+@pytest.fixture(autouse=True)
+def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALL_CASES, raising=False)
+
+
+def test_each_has_its_turn() -> None:
+    turns = [in_turn(NAMES, turn) for turn in range(3)]
+    assert sorted(name for turn in turns for name in turn) == list(NAMES)
+    assert [len(turn) for turn in turns] == [4, 3, 3] and turns[1] == in_turn(NAMES, 4)
+    assert all(list(turn) == sorted(turn) for turn in turns)
+    assert [in_turn(NAMES[:1], turn) for turn in range(3)] == [NAMES[:1]] * 3
+
+
+def test_those_come_first_that_have_what_no_other_has() -> None:
+    found = picked(VALUES)
+    assert len(found) == 4
+    assert {x for name in found for x in VALUES[name]} == frozenset().union(*VALUES.values())
+    assert picked(dict(reversed(VALUES.items()))) == found
+
+
+def test_all_run_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALL_CASES, "1")
+    assert in_turn(NAMES, 0) == NAMES and picked(VALUES) == set(VALUES)
