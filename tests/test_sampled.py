@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.codegen.lower.lower import lower
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import ModelMesh, Plan
+from meshwright.ir.plan.lines import border_pairs, in_order, side
+from meshwright.ir.plan.plan import ModelMesh, Plan, Stage
 from meshwright.ir.plan.sampled import sample_ranks
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.bounds.bound import relaxed
@@ -27,6 +29,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.messages.messages import pairs_of
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
@@ -117,6 +120,22 @@ def test_samples_that_do_not_divide_are_refused_with_the_nearest_that_do() -> No
     few = _plan(4, EP4, {"num_microbatches": 4})
     (found,) = [f for f in few.verify(traced()) if f.rule == "batch_shares"]
     assert found.nearest == "a micro-batch of 4"
+
+
+def test_borders_between_ranks_with_samples_of_their_own() -> None:
+    """An axis inside of `cp` belongs to `dp`, and pairs are those that the runtime connects."""
+    stage = Stage(
+        first="a", last="b", mesh={"dp_shard": 2, "cp": 2, "ep": 2, "tp": 2},
+        devices=tuple(reversed(range(16))), batch_shares=(4, 2),
+    )  # fmt: skip
+    plan = _plan(8, *ON_EIGHT["stages of other replicas"])
+    there = side(replace(plan, stages=(stage,)), 0, ("ep",))
+    assert there.spans() == ((0, 2), (2, 4), (4, 5), (5, 6))
+    for rank in range(16):
+        at = stage.coordinates(rank)
+        assert there.rank(2 * at["dp"] + at["ep"], 2 * at["cp"] + at["tp"]) == rank
+    met = [pairs_of(plan, lower(traced(), plan, rank), rank) for rank in range(8)]
+    assert border_pairs(plan) == in_order(pair for pairs in met for pair in pairs)
 
 
 def test_searches_of_mixed_devices_know_which_samples_suit() -> None:

@@ -8,6 +8,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.border import Side, forward_transfers, gradient_transfers
 from meshwright.ir.layout.layout import Placement, Shard
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.sampled import sample_ranks
 
 Line = tuple[int, ...]
 """Global ranks that differ in one axis only, in order of their coordinate."""
@@ -91,14 +92,23 @@ def side(plan: Plan, stage: int, apart: tuple[str, ...] = ()) -> Side:
 
 def border_pairs(plan: Plan, placement: Placement | None = None) -> tuple[Pair, ...]:
     """All pairs of ranks that have messages, if values at borders lie so on `dp` (default: split by
-    samples) and have gradients; each once, in the one order of the whole job."""
+    samples, and by those of ranks that have their own) and have gradients; each once, in the one
+    order of the whole job."""
     values = Shard(0) if placement is None else placement
     found = set()
     for border in range(len(plan.stages) - 1):
-        sides = side(plan, border), side(plan, border + 1)
+        apart = _apart_at(plan, border)
+        sides = side(plan, border, apart), side(plan, border + 1, apart)
         for transfers in (forward_transfers, gradient_transfers):
             found |= {(t.source, t.target) for t in transfers(values, *sides)}
     return in_order(found)
+
+
+def _apart_at(plan: Plan, border: int) -> tuple[str, ...]:
+    """Axes that split samples on both sides: between other meshes values cross whole."""
+    stages = plan.stages[border : border + 2]
+    axes = [sample_ranks(plan, stage)[0] for stage in stages]
+    return axes[0] if axes[0] == axes[1] and stages[0].model == stages[1].model else ()
 
 
 def in_order(pairs: Iterable[Pair]) -> tuple[Pair, ...]:

@@ -16,8 +16,17 @@ from meshwright.cli import app, main
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import usual
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.pins.constraints import placement_rules
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.models import CASES
 from meshwright.tools.export.export import TARGETS, export, run_command
 from meshwright.tools.export.export_shape import shape_of
+from tests.codegen.quick import QUICK
 from tests.exporters.plans import CLUSTER, CONFIG, looped, odd, replicas, uniform
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,6 +51,33 @@ def test_what_cannot_be_said_is_named(target):
         assert "meshes of their own" not in names
     else:
         assert "meshes of their own: dp_replicate 12 / dp_replicate 4" in names
+
+
+def test_tools_take_groups_of_experts_from_replicas():
+    """Sizes make up the job: ranks of experts with samples of their own are replicas there; ranks
+    that share samples, and experts on several axes, are told of."""
+    graph = trace(CASES["mixtral"].model(), CASES["mixtral"].example(8))
+    mesh, several = (("ep", 2), ("tp", 2)), ("place *.experts.* tp=S(0,outer=2)",)
+    for pins, apart, shard, lost in (
+        ((), "ep", 4, ()),
+        ((), "", 2, ("share each sample",)),
+        (several, "ep", 4, ("experts that lie on several axes",)),
+    ):
+        problem = make_problem(graph, Cluster.local(8), precision="fp32", constraints=pins)
+        asked = placement_rules(problem.constraints, graph)
+        layouts = solve_layouts(graph, mesh, usual(mesh, QUICK), apart=apart, asked=asked,
+                                split_borders=True)  # fmt: skip
+        problem.keep_layouts(mesh, "", layouts)
+        choice = uniform_choice(problem, model=mesh, dp_shard=2, zero=1)
+        plan = rehash(build_plan(problem, choice, predict=False))
+        shape = shape_of(plan)
+        assert (shape.dp_shard, shape.samples) == (shard, 8 // shard), pins
+        told = " / ".join(shape.odd)
+        for words in ("share each sample", "experts that lie on several axes"):
+            assert (words in told) is (words in lost), (pins, apart, told)
+        text = export(plan, "torchtitan", problem.cluster, config=CONFIG).text
+        assert f"data_parallel_shard_degree={shard}," in text
+        assert "expert_parallel_degree=2," in text
 
 
 @pytest.mark.parametrize(

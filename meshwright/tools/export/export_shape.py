@@ -20,6 +20,8 @@ class Shape:
     stages_per_rank: int
     dp_replicate: int
     dp_shard: int
+    """Ranks of `ep` that have samples of their own are among them: tools take the groups of experts
+    from replicas."""
     cp: int
     ep: int
     tp: int
@@ -31,7 +33,7 @@ class Shape:
     sequence_parallel: bool
     """Whether layers hand on values that are split along the sequence over tp."""
     samples: int
-    """Of one micro-batch on one replica, or on each of its ranks that has samples of its own."""
+    """Of one micro-batch on one replica."""
     layers: tuple[tuple[int, int], ...]
     """Per stage, first layer and the one after the last; empty if layers are not all alike."""
     odd: tuple[str, ...]
@@ -52,6 +54,8 @@ def shape_of(plan: Plan) -> Shape:
         axis: max(stage.mesh.get(axis, 1) for stage in plan.stages)
         for axis in ("dp_replicate", "dp_shard", "cp", "ep", "tp")
     }
+    own = [sample_ranks(plan, stage)[1] for stage in plan.stages]
+    sizes["dp_shard"] *= max(own)
     return Shape(
         pp=len(plan.schedule.rows),
         stages_per_rank=len(plan.stages) // len(plan.schedule.rows),
@@ -60,7 +64,7 @@ def shape_of(plan: Plan) -> Shape:
         recompute=_recompute(plan),
         recomputed_layers=_recomputed_layers(plan),
         sequence_parallel=_sequence_parallel(plan),
-        samples=max(max(s.batch_shares) // sample_ranks(plan, s)[1] for s in plan.stages),
+        samples=max(max(s.batch_shares) // n for s, n in zip(plan.stages, own, strict=True)),
         layers=_layers(plan),
         odd=tuple(_odd(plan)),
     )
@@ -156,6 +160,8 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield "what single ops keep, make again or move to the host (saved)"
     if plan.schedule.name not in TOOL_SCHEDULES and len(plan.schedule.rows) > 1:
         yield f"the schedule {plan.schedule.name!r}, a table of its own"
+    if any(s.mesh.get("ep", 1) > sample_ranks(plan, s)[1] for s in plan.stages):
+        yield "ranks of experts that share each sample: those of tools have samples of their own"
     if any(_routes_over_several(layout) for layout in plan.layouts):
         yield "experts that lie on several axes: their product is the ep of tools, with etp 1"
     if any(tuple(stage.devices) != tuple(sorted(stage.devices)) for stage in plan.stages):
