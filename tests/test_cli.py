@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import meshwright
+from meshwright.arguments.targets import load_target
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile import measured
 from meshwright.running.launch import step_kinds
@@ -186,3 +188,11 @@ def test_a_truncated_plan_is_refused(plan_file, tmp_path, capsys):
     broken = tmp_path / "broken.json"
     broken.write_text(plan_file.read_text()[:500])
     assert invoke("show", str(broken)) == 4
+
+
+def test_a_target_has_the_same_weights_in_each_process():
+    """Whatever has been drawn before: each rank of a job builds its own."""
+    first = load_target(GPT2).model.state_dict()
+    torch.rand(5)
+    again = load_target(GPT2).model.state_dict()
+    assert all(torch.equal(first[name], value) for name, value in again.items())

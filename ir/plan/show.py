@@ -21,7 +21,7 @@ from meshwright.ir.text.units import size, size_unit
 MEMORY_CATEGORIES = {
     "parameters": "params", "gradients": "grads", "optimizer": "optim.",
     "activations": "activ.", "communication": "comm.", "workspace": "work",
-    "inputs": "batch", "fragmentation": "frag.", "process": "process",
+    "inputs": "batch", "fragmentation": "frag.",
 }  # fmt: skip
 SHARES = {
     "forward": "forward", "backward": "backward", "recompute": "recompute",
@@ -309,15 +309,17 @@ def _memory(plan: Plan) -> Table:
     predicted = plan.predicted
     assert predicted
     memories = [stage.memory for stage in predicted.stages]
-    unit, scale = size_unit(max(m.total_bytes for m in memories))
-    title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
-    table = Table(title=title, **STYLE)
+    unit, scale = size_unit(max(m.used_bytes for m in memories))
+    process = max(m.process_bytes for m in memories)
+    title = f"Predicted peak memory of a stage's worst rank, in {unit}"
+    beside = f"A process takes {size(process)} beside that." if process else None
+    table = Table(title=title, caption=beside, **STYLE)
     used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
     limits = _limits(plan)
-    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total", *["of"] * bool(limits)):
+    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "used", *["of"] * bool(limits)):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
     figures = [
-        (*(getattr(m, f"{name}_bytes") for name in used), m.total_bytes, *limits[i : i + 1])
+        (*(getattr(m, f"{name}_bytes") for name in used), m.used_bytes, *limits[i : i + 1])
         for i, m in enumerate(memories)
     ]
     rows = [tuple(f"{part / scale:.2f}" for part in parts) for parts in figures]
@@ -327,11 +329,11 @@ def _memory(plan: Plan) -> Table:
 
 
 def _limits(plan: Plan) -> list[int]:
-    """Per stage, what the tightest of its devices has, if the plan says."""
+    """Per stage, what a plan may use of the tightest of its devices, if the plan says."""
     detail = plan.predicted.detail if plan.predicted else None
     if detail is None:
         return []
-    return [min(detail.device(d).memory_bytes for d in stage.devices) for stage in plan.stages]
+    return [min(detail.device(d).room_bytes for d in stage.devices) for stage in plan.stages]
 
 
 def _schedule(plan: Plan) -> Table:

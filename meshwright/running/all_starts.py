@@ -24,14 +24,19 @@ def start_folder(output: Path, number: int) -> Path:
     return output / f"start-{number}"
 
 
-def steps_of_all(output: Path, starts: int) -> Iterator[StartedStep]:
-    """All steps of so many starts, in their order; of a line that a death cut off nothing."""
+def steps_of_all(output: Path, starts: int, since: float) -> Iterator[StartedStep]:
+    """All steps of so many starts, in their order; of a line that a death cut off nothing.
+
+    `since`: the time when the first began. What a job left in the same folder before is not told.
+    """
     for number in range(starts):
         path = start_folder(output, number) / JSONL
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             try:
                 found = json.loads(line)
             except ValueError:
+                continue
+            if found["time"] < since:
                 continue
             yield StartedStep(
                 number, found["step"] - 1, found["loss_metrics/global_avg_loss"],

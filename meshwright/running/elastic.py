@@ -194,7 +194,7 @@ def run_elastic(
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
-    plan = plan_io.load(plan_file)
+    began, plan = time.time(), plan_io.load(plan_file)
     machines = cluster_of(plan, cluster)
     check_elastic(plan, machines)
     output = output or Path("runs") / plan.hash[:12]
@@ -206,5 +206,5 @@ def run_elastic(
             return supervisor.run(asked)
         finally:
             replanner.close()
-            for step in steps_of_all(output, supervisor.started) if as_json else ():
+            for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))

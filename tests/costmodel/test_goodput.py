@@ -1,10 +1,11 @@
 """Goodput: what is simulated is what the formula says, and every second is somewhere."""
 
 from dataclasses import fields, replace
+from random import Random
 
 import pytest
 
-from meshwright.costmodel.goodput import FaultyCluster, NodesPlan, goodput
+from meshwright.costmodel.goodput import FaultyCluster, NodesPlan, _FaultyRun, goodput
 from meshwright.ir.errors import PlanError
 from meshwright.ir.faults.mix import LLAMA_3
 
@@ -40,6 +41,16 @@ def test_ways_to_go_on():
     assert spares.slower == pytest.approx((1 - 10 / 11) * (spares.goodput / (10 / 11)), rel=1e-9)
     assert 0 < shrinks.slower < spares.slower
     assert _run(slow, WHOLE) == waits, "the same seed gives the same run"
+
+
+def test_a_job_grows_once_there_are_nodes_enough_and_it_has_saved():
+    run = _FaultyRun(AT, (WHOLE, PART), WHOLE.step_s, Random(0))
+    run.up, run.repairs = 2046, [20.0, 50.0]
+    run._train(PART, DAY_S)
+    assert run.failures == 0 and run.now_s == 50.0 + AT.held_s + AT.write_s + AT.back_s
+    assert run.spent["saving"] > AT.held_s + AT.write_s and run.spent["back"] == AT.back_s
+    run._mend()
+    assert run.up == 2048 and run._plan() == WHOLE
 
 
 def test_plans_that_nothing_can_run_are_refused():

@@ -14,6 +14,7 @@ from torch.distributed.run import get_args_parser
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from meshwright.exporters import torchtitan
+from meshwright.exporters.huggingface import _paired
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
@@ -141,6 +142,23 @@ def test_transformers_runs_the_tp_plan(tmp_path):
     LlamaForCausalLM(LlamaConfig(**LLAMA)).double().save_pretrained(tmp_path)
     for whole, split in run_ranks(2, _losses, found.text, str(tmp_path)):
         assert whole == pytest.approx(split, rel=1e-12) and whole > 4
+
+
+def test_transformers_gets_shards_only_where_state_is_split():
+    """FSDP 2 shards parameters: ranks of dp_shard that hold all are replicas to it."""
+    kept = replace(replicas(), stages=(replace(replicas().stages[0], zero=0),))
+    for plan, sizes in ((replicas(), (4, 4)), (kept, (1, 16))):
+        text = export(plan, "huggingface", CLUSTER).text
+        assert f"fsdp_size={sizes[0]},\n    dp_replicate_size={sizes[1]}," in text
+
+
+def test_a_module_that_is_whole_among_split_ones_is_handed_what_is_whole():
+    near = {"m.q": "colwise", "m.k": "colwise", "m.o": "rowwise"}
+    assert _paired(near, is_layer=True) == near
+    gathered = {"m.q": "colwise_gather_output", "m.o": "rowwise_split_input"}
+    found = _paired(near | {"m.k": "replicate"}, is_layer=True)
+    assert found == gathered | {"m.k": "replicate"}
+    assert _paired({"m.q": "colwise", "m.o": "rowwise"}, is_layer=False) == gathered
 
 
 def test_what_transformers_has_no_style_for_is_named():

@@ -25,6 +25,12 @@ def test_the_interval_loses_least(held_s, write_s, between_s):
     assert cost.interval_s >= write_s and least <= cost.lost(cost.interval_s) <= 1.005 * least
 
 
+def test_the_interval_is_dalys():
+    """sqrt(2 x 300 x 3600) (1 + sqrt(1 / 24) / 3 + 1 / 216) - 300."""
+    found = SavingCost(held_s=300.0, write_s=0.0, between_s=3600.0).interval_s
+    assert found == pytest.approx(1276.5, abs=0.05)
+
+
 def test_what_no_job_has_is_refused():
     for wrong in ({"held_s": -1.0}, {"between_s": 0.0}, {"write_s": float("nan")}):
         with pytest.raises(PlanError, match=next(iter(wrong))):

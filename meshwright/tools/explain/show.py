@@ -86,8 +86,7 @@ def _memory(facts: Facts) -> Table:
     used = [
         name
         for name in MEMORY_CATEGORIES
-        if name != "process"
-        and max(getattr(memory, f"{name}_bytes") for memory, _, _ in groups) >= TINY * most
+        if max(getattr(memory, f"{name}_bytes") for memory, _, _ in groups) >= TINY * most
     ]
     unit, scale = size_unit(most)
     title = f"Where memory goes at the peak, in {unit}; micro-batches in flight"

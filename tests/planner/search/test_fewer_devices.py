@@ -28,6 +28,14 @@ def test_uses_are_whole_nodes_and_the_rest_rests(lost):
     assert found[0].pins == ("pp=7", "num_microbatches=32")
 
 
+def test_frames_fill_the_nodes_that_are_used():
+    """Also where a replica is less than a node, and nodes could be used in part."""
+    for use in uses(without(WHOLE, range(504, 512)), model_size=3, most=9):
+        ranks = int(use.pins[0].removeprefix("pp="))
+        assert use.cluster.num_devices % (3 * ranks) == 0
+        assert {len(node.devices) for node in use.cluster.nodes} == {8}
+
+
 def test_a_number_that_divides_is_used_as_a_whole():
     assert uses(WHOLE, most=3) == ()
     assert uses(Cluster.preset("h100-sxm", num_nodes=15, devices_per_node=8), most=3) == ()

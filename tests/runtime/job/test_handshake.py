@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import meshwright as mw
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.plan import plan_io
 from meshwright.runtime.job.handshake import (
@@ -57,6 +58,31 @@ def test_ranks_that_draw_weights_of_their_own_are_told(tensor):
     """A plan that splits a tensor would else put it together of parts of two tensors."""
     first, second = run_ranks(2, _weights, {"w": torch.nn.Parameter(tensor)})
     assert first == second and "weights differs from rank 0's on rank 1: every rank" in first
+
+
+def _compiled(plan):
+    torch.manual_seed(dist.get_rank())
+    with pytest.raises(MismatchError) as refused:
+        mw.compile(Weighed(), plan, check=False, example_inputs=(torch.zeros(4, 3),))
+    return str(refused.value)
+
+
+class Weighed(torch.nn.Module):
+    """Weights as each process draws them."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.line(x).sum() / len(x)
+
+
+def test_jobs_on_other_weights_are_refused():
+    asked = {"precision": "fp32", "progress": False, "example_inputs": (torch.zeros(4, 3),)}
+    plan = mw.search(Weighed(), mw.Cluster.local(2), constraints=("dp_replicate=2",), **asked)
+    for said in run_ranks(2, _compiled, plan):
+        assert "weights differs from rank 0's on rank 1" in said
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(9, device="meta"), torch.empty(0, 3)])

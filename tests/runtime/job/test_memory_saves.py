@@ -1,6 +1,7 @@
 """A job that is started again goes on from what it left in memory, if that is newer and sound."""
 
 import fcntl
+import shutil
 
 import pytest
 import torch
@@ -21,12 +22,12 @@ class _Dies(Exception):
     pass
 
 
-def _train(folder, last, resume=None):
+def _train(folder, last, resume=None, steps=STEPS):
     """Trains until it dies after so many steps; the steps taken, and the job."""
     job, taken = make_job(Chain(5), PLANS["one"]), {}
     try:
         with Saver(job, folder, every=3, resume=resume) as saver:
-            for batch in saver.batches(batches(STEPS)):
+            for batch in saver.batches(batches(steps)):
                 taken[job.state.step] = float(job.step(batch))
                 saver.stepped()
                 for writer in (saver._writer, saver._memory and saver._memory._writer):
@@ -57,6 +58,9 @@ def test_memory_is_used_if_it_is_newer_and_sound(tmp_path, monkeypatch, capsys):
     assert kept in (4, 5)
     assert (tmp_path / "disk/latest").read_text() == "step-00000003\n"
     _started(monkeypatch, 1)
+    shutil.copytree(tmp_path / "disk", tmp_path / "done")
+    assert _train(tmp_path / "done", None, steps=kept)[0] == {}
+    assert (tmp_path / "done/latest").read_text() == f"step-{kept:08d}\n", "no step, but a save"
     rest, job = _train(tmp_path / "disk", None)
     assert len(rest) == STEPS - kept and {**first, **rest} == pytest.approx(whole, rel=1e-12)
     for name, value in wanted.items():

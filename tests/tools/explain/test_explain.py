@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.ir.plan import show
 from meshwright.ir.plan.plan import FormChoice
 from meshwright.ir.plan.predicted import Alternative
 from meshwright.ir.plan.show import printed
@@ -94,6 +95,22 @@ def test_it_prints_and_equal_ranks_stand_together():
     text = printed(render(Explanation.of(many_ranks())), width=100)
     assert "What binds" in text and "dp 4 (1.5 s, 30 GiB): 20.0% slower" in text
     assert len(text.splitlines()) < 260
+
+
+def test_a_plan_is_shown_by_the_same_memory():
+    """What must fit of what a plan may use; not of the whole device, with the process."""
+    assert PLAN.predicted
+    first, *others = PLAN.predicted.stages
+    first = replace(first, memory=replace(first.memory, process_bytes=3 * GIB // 2))
+    shown = printed(
+        show.render(replace(PLAN, predicted=replace(PLAN.predicted, stages=(first, *others))))
+    )
+    row = next(line for line in shown.splitlines() if line.split()[-1:] == ["78.00"])
+    facts = Facts.of(PLAN)
+    used = [facts.memory(rank).used_bytes / GIB for rank in range(4)]
+    assert float(row.split()[-2]) == pytest.approx(used[0], abs=0.005)
+    assert facts.room(0) == 78 * GIB and "A process takes 1.5 GiB beside that" in shown
+    assert "1.50 " not in row
 
 
 def test_data_has_the_same():
