@@ -245,10 +245,10 @@ class StageMemory:
             own, ahead = lines[0]
             return [(n or whole, whole) for n, whole in zip(own, ahead, strict=True)]
         return [
-            (max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
-             sum([a[i] for _, a in lines]))
+            (whole + max([own[i] - there[i] for own, there in lines if own[i]], default=0), whole)
             for i in range(len(self.blocks))
-        ]  # fmt: skip
+            for whole in [sum([there[i] for _, there in lines])]
+        ]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
