@@ -13,17 +13,16 @@ shorter, whoever else is there. `others` is what other processes used of the mac
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.disturbance import mark, others_share
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
@@ -150,21 +149,6 @@ def run_jobs(plans: Mapping[tuple[str, str], Plan], turns: int) -> dict[tuple[st
     return found
 
 
-@contextmanager
-def others(shown: list[str]) -> Iterator[None]:
-    """Adds what processes other than this one's used of the machine meanwhile, in percent."""
-
-    def used() -> tuple[float, float, float]:
-        all_of, own = psutil.cpu_times(), os.times()
-        own_s = own.user + own.system + own.children_user + own.children_system
-        return sum(all_of) - all_of.idle - all_of.iowait, own_s, sum(all_of)
-
-    before = used()
-    yield
-    busy, own, whole = (a - b for a, b in zip(used(), before, strict=True))
-    shown.append(f"{100 * max(0.0, busy - own) / whole:.0f} %")
-
-
 def plans_of(ranks: int, cluster: Cluster) -> dict[tuple[str, str], Plan]:
     """By model and name."""
     found = {}
@@ -181,12 +165,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--turns", type=int, default=8)
     given = parser.parse_args()
-    shown: list[str] = []
-    with others(shown):
-        cluster = measure_local(given.ranks)
+    begun = mark()
+    cluster = measure_local(given.ranks)
+    measured = others_share(begun, mark())
     plans = plans_of(given.ranks, cluster)
-    with others(shown):
-        seen = run_ranks(given.ranks, run_jobs, plans, given.turns, timeout_s=1500)
+    begun = mark()
+    seen = run_ranks(given.ranks, run_jobs, plans, given.turns, timeout_s=1500)
+    later = others_share(begun, mark())
     table = Table("model", "plan", "step, ms", "median", "cores", "predicted", "off", "band")
     for key, plan in plans.items():
         walls = sorted(seen[0][key].wall_s)
@@ -200,7 +185,7 @@ def main() -> None:
             f"{told.step_s / quick - 1:+.0%}", f"{told.error_band:.0%}",
         )  # fmt: skip
     Console(width=120).print(table)
-    print(f"others used {shown[0]} of the machine while it was measured, {shown[1]} later")
+    print(f"others used {measured:.0%} of the machine while it was measured, {later:.0%} later")
 
 
 if __name__ == "__main__":

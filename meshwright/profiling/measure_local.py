@@ -35,6 +35,8 @@ _PIECES, _TURNS = 2, 16
 _ALONE_S = 0.15
 _SPREAD = 0.25
 """Relative error of collectives that were measured so shortly."""
+_FEW_BAND = 0.15
+"""Relative error of a curve through two sizes."""
 _LOADED_S = 0.6
 _LEAST_S = 1e-6
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -197,13 +199,18 @@ def _with_products(device: DeviceType, cubes: list[KernelTiming], flat_s: float)
 
 
 def _with_attention(device: DeviceType, seconds: dict[tuple[int, int, int], float]) -> DeviceType:
-    samples = []
-    for (heads, tokens, width), took in seconds.items():
-        flops, nbytes = 4.0 * heads * tokens * tokens * width, 16.0 * heads * tokens * width
-        work = KernelWork(OpClass.ATTENTION, "float32", flops, nbytes, depth=tokens)
-        samples.append(_sample(device, work, took))
-    curve = fit_curve(OpClass.ATTENTION, samples, device, OpCurve(share=0.5),
-                      reference=f"{len(samples)} sizes")  # fmt: skip
+    """Two shapes tell the rate, and what queries of few keys take more for each of these: the
+    curve's depth. A floor, which a fit would find first, would be a call's, however many queries
+    there are."""
+    (many_s, many), (few_s, few) = (
+        (max(_LEAST_S, took - device.overhead_s) / (4.0 * heads * tokens**2 * width), tokens)
+        for (heads, tokens, width), took in sorted(seconds.items(), key=lambda x: -x[0][1])
+    )
+    each_s = max(0.0, few_s - many_s) / (1 / few - 1 / many)
+    flop_s = max(0.1 * many_s, many_s - each_s / many)
+    share = min(1.5, 1.0 / (flop_s * device.peak("float32")))
+    curve = OpCurve(share=share, depth=each_s / flop_s, band=_FEW_BAND, source="fitted",
+                    reference=f"{len(seconds)} sizes")  # fmt: skip
     return replace(device, curves={**device.curves, OpClass.ATTENTION: curve})
 
 

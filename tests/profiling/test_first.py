@@ -29,5 +29,13 @@ def test_measurements_come_in_order_and_end_where_all_is_known() -> None:
     assert plan.predicted
     assert found[0].before == pytest.approx(plan.predicted.error_band)
     assert found[-1].after < 0.5 * found[0].before
+    # Without gradients to send, links are known by what goes inside of blocks.
+    problem = make_problem(graph, Cluster.local(2), precision="fp32")
+    plan = build_plan(problem, uniform_choice(problem, tp=2))
+    (one,) = [
+        one for one in narrowings([estimate_all(graph, problem.cluster, plan, problem.tables)])
+        if one.measured == LINKS
+    ]  # fmt: skip
+    assert one.before - one.after > 0.02
     pins = ("pp=1", "dp_replicate=4")
-    assert measure_first(graph, problem.cluster, precision="fp32", constraints=pins)
+    assert measure_first(graph, Cluster.local(4), precision="fp32", constraints=pins)

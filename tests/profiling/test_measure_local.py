@@ -6,9 +6,20 @@ import pytest
 
 from meshwright.costmodel.fit.fit_compute import KernelTiming
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
+from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass, OpCurve
-from meshwright.profiling.measure_local import _product, _with_products, measure_local
+from meshwright.profiling.measure_local import (
+    _LEAST_S,
+    _PIECES,
+    _Computed,
+    _device,
+    _product,
+    _TimedTurn,
+    _with_products,
+    measure_local,
+)
+from meshwright.profiling.small_layers import _priced_s
 from meshwright.runtime.profiling import cpu_probes as kernels
 
 
@@ -45,6 +56,47 @@ def test_a_flat_product_tells_what_packing_costs() -> None:
     found = _with_products(plain, cubes, took(_product(rows, edge, edge))).curves[OpClass.MATMUL]
     assert found.packing == pytest.approx(1.5, rel=0.1)
     assert found.share == pytest.approx(0.8, rel=0.1)
+
+
+def test_a_machine_is_what_makes_all_that_was_measured() -> None:
+    """Attention of few keys, memory at the rate of what writes where it reads, and a dispatch with
+    which small layers take what they took."""
+    each = 1e-6
+    curve = OpCurve(share=0.5, depth=60.0)
+    truth = replace(
+        Cluster.local(1).device(0), peak_flops={"float32": 1e11},
+        memory_bandwidth_bytes_per_s=4e10, curves={OpClass.ATTENTION: curve},
+    )  # fmt: skip
+
+    def attended(heads: int, tokens: int, width: int) -> KernelWork:
+        flops, nbytes = 4.0 * heads * tokens**2 * width, 16.0 * heads * tokens * width
+        return KernelWork(OpClass.ATTENTION, "float32", flops, nbytes, depth=tokens)
+
+    seen = _Computed(
+        flops={"float64": 5e10, "float32": 1e11, "bfloat16": 2e10},
+        compute={OpClass.CONVOLUTION: 5e10, OpClass.RECURRENT: 3e10},
+        attention={x: kernel_s(attended(*x), truth) + each for x in kernels.ATTENTIONS},
+        streaming=4e10,
+        memory={c: {4.0 * n: 4.0 * n / 2e10 + each for n in kernels.ELEMENTS} for c in OpClass
+                if c in truth.efficiency and c not in COMPUTE},
+        matmul={n: 2e-11 * n**3 + each for n in kernels.EDGES}, flat_s=7e-4, overhead_s=each,
+        layers_s=1e-2,
+    )  # fmt: skip
+    found = _device(Cluster.local(1).device(0), [seen, seen])
+    assert found.memory_bandwidth_bytes_per_s == 4e10
+    assert found.efficiency[OpClass.COPY] == pytest.approx(0.5, rel=0.05)
+    for shape in ((64, 64, 32), (16, 128, 64), (8, 1024, 64)):
+        took = kernel_s(attended(*shape), found)
+        assert took == pytest.approx(kernel_s(attended(*shape), truth), rel=1e-3)
+    assert found.overhead_s > 3 * each and _priced_s(found) == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_what_a_collective_takes_between_computing() -> None:
+    """By the clock, and where cores are shared what it needs of them, as often as they are."""
+    turn = _TimedTurn(wall_s=10e-3, busy_s=5e-3)
+    assert turn.seconds(piece_s=1e-3, per_core=1.0) == pytest.approx(10e-3 - _PIECES * 1e-3)
+    assert turn.seconds(piece_s=1e-3, per_core=2.0) == pytest.approx(2 * (5e-3 - _PIECES * 1e-3))
+    assert turn.seconds(piece_s=1.0, per_core=1.0) == turn.seconds(1.0, 2.0) == _LEAST_S
 
 
 def test_timing_stops_at_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
