@@ -101,8 +101,8 @@ def train(
             with job.failures.guard():  # also between steps
                 _steps(job, wanted, source, output, recorder, metrics, saver)
             saver.finish()
-        except RuntimeError:
-            if saver.asked_by is None or saver.left:
+        except RuntimeError as error:
+            if saver.left or not saver.asked_before(error):
                 raise
             saver.give_up()
             cut_off = True

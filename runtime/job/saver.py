@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch.distributed as dist
+
 from meshwright.ir.comm.by_store import from_first, meet
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.text.plain_text import shown
@@ -38,6 +40,7 @@ from meshwright.runtime.world.leaving import LEAVE, LeaveRequest, leaving
 
 LEAVE_S = GRACE_S - 5.0
 """From SIGTERM until a rank that still saves leaves all the same: a batch system kills it soon."""
+_SIGNAL_S = 2.0
 _SAVE, _LEAVE, _REMEMBER = "save", "leave", "remember"
 
 
@@ -107,6 +110,14 @@ class Saver:
         """The signal that asked this rank, or another one, to end; SIGTERM of others'."""
         own = None if self._asked is None else self._asked.by
         return own or (signal.SIGTERM if self.left else None)
+
+    def asked_before(self, error: BaseException) -> bool:
+        """Whether this rank was asked to end before something failed. A launcher that is killed
+        takes the job's store along, and a moment later its ranks get the signal."""
+        until = time.monotonic() + _SIGNAL_S * isinstance(error, dist.DistError)
+        while self.asked_by is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.asked_by is not None
 
     def _go_on(self, folder: Path, resume: bool | None) -> bool:
         """Loads the newest state, of the disk or, if the job is started again, of memory."""

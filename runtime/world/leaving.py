@@ -61,7 +61,7 @@ def leaving(
     numbers = {getattr(signal, name) for name in _ASKING if hasattr(signal, name)}
     kept = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     watcher = threading.Thread(
-        target=_watch, args=(reader, over, set(kept), at_last, deadline_s), name="leaving",
+        target=_watch, args=(reader, over, set(kept), tell, at_last, deadline_s), name="leaving",
         daemon=True,
     )  # fmt: skip
     free = [n for n in warning_signals() if signal.getsignal(n) is signal.SIG_DFL]
@@ -81,15 +81,16 @@ def leaving(
 
 
 def _watch(
-    reader: socket.socket, over: threading.Event, numbers: set[int], at_last: Callable[[], None],
-    leave_s: float,
+    reader: socket.socket, over: threading.Event, numbers: set[int], tell: Callable[[str], None],
+    at_last: Callable[[], None], leave_s: float,
 ) -> None:  # fmt: skip
     while received := reader.recv(1):
         if received[0] not in numbers:
             continue
+        name = signal.Signals(received[0]).name
+        tell(name)  # the main thread's handler may have to wait for what a step waits for
         if over.wait(leave_s):
             return
-        name = signal.Signals(received[0]).name
         print(f"meshwright: {name}: a step is not over after {leave_s:g} s", file=sys.stderr)
         try:
             at_last()

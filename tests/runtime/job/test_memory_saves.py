@@ -89,21 +89,22 @@ def test_what_is_damaged_in_memory_is_taken_from_disk(tmp_path, monkeypatch, cap
 
 
 def test_a_folder_that_is_taken_away_or_full_holds_nothing_up(tmp_path, monkeypatch):
-    job = make_job(Chain(5), PLANS["one"])
-    saves = MemorySaves(job, tmp_path / "gone")
-    saves._since -= 2.0
+    now = [100.0]
+    monkeypatch.setattr(memory_saves.time, "monotonic", lambda: now[0])
+    saves = MemorySaves(make_job(Chain(5), PLANS["one"]), tmp_path / "gone")
+    now[0] += 2.0
     assert not saves.is_due(), "nowhere to write"
     (tmp_path / "gone").mkdir()
     assert saves.is_due()
     free = memory_saves.psutil.virtual_memory()
-    monkeypatch.setattr(memory_saves.psutil, "virtual_memory", lambda: free._replace(available=9))
-    assert not saves.is_due(), "no memory for it"
-    monkeypatch.undo()
-    saves._since += 1.5
+    with monkeypatch.context() as full:
+        full.setattr(memory_saves.psutil, "virtual_memory", lambda: free._replace(available=9))
+        assert not saves.is_due(), "no memory for it"
+    now[0] -= 1.5
     assert not saves.is_due(), "each second at most"
-    saves._since, saves._held_s = saves._since - 98.0, 1.0
+    now[0], saves._held_s = now[0] + 98.0, 1.0
     assert not saves.is_due(), "they hold up training for a hundredth of the time"
-    saves._since -= 2.0
+    now[0] += 2.0
     assert saves.is_due()
     monkeypatch.setattr(type(saves._writer), "is_writing", True)
     assert not saves.is_due(), "a step would wait for the one before"

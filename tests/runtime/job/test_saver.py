@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint import parts
@@ -208,3 +210,15 @@ def test_what_is_asked_second_has_to_be_asked_again():
     assert not one.ask(4, "save") and not one.ask(4, "leave")
     assert one.due(5) == "save" and one.due(6) == ""
     assert one.ask(6, "leave") and one.due(8) == "leave"
+
+
+def _asked_late():
+    """As by a launcher that is killed: its store goes first, then the signal comes."""
+    with Saver(make_job(Chain(5), PLANS["one"]), None) as saver:
+        others = saver.asked_before(RuntimeError("no product"))
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return others, saver.asked_before(dist.DistNetworkError("gone")), saver.asked_by
+
+
+def test_a_rank_is_asked_to_end_when_its_store_has_gone():
+    assert alone(_asked_late) == (False, True, signal.SIGTERM)
