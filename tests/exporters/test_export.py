@@ -57,11 +57,12 @@ def test_tools_take_groups_of_experts_from_replicas():
     """Sizes make up the job: ranks of experts with samples of their own are replicas there; ranks
     that share samples, and experts on several axes, are told of."""
     graph = trace(CASES["mixtral"].model(), CASES["mixtral"].example(8))
-    mesh, several = (("ep", 2), ("tp", 2)), ("place *.experts.* tp=S(0,outer=2)",)
+    mesh = (("ep", 2), ("tp", 2))
+    one, several = (f"place *.experts.* tp={p}" for p in ("R", "S(0,outer=2)"))
     for pins, apart, shard, lost in (
-        ((), "ep", 4, ()),
-        ((), "", 2, ("share each sample",)),
-        (several, "ep", 4, ("experts that lie on several axes",)),
+        ((one,), "ep", 4, ()),
+        ((one,), "", 2, ("share each sample",)),
+        ((several,), "ep", 4, ("experts that lie on several axes",)),
     ):
         problem = make_problem(graph, Cluster.local(8), precision="fp32", constraints=pins)
         asked = placement_rules(problem.constraints, graph)
