@@ -8,6 +8,7 @@ from tests.activated_jobs import activated_graph, activated_losses
 from tests.dropout_jobs import alone, batch, build, graph, losses, plan_for
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("world", "choice"),
     [

@@ -141,6 +141,7 @@ LATE = {
 """What goes under the next step's forward (`Stage.sync`), in pipelines and beside model axes."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("model_name", ["gpt2", "t5", "vgg19"])
 def test_late_gathers_equal_the_single_process(model_name: str) -> None:
     planned = []

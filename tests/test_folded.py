@@ -80,6 +80,7 @@ def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any], *, predict: bool 
     return plan
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT), (3, EP3)])
 def test_training_is_that_of_one_process(
     world: int, plans: dict[str, tuple[ModelMesh, dict[str, Any]]]

@@ -57,6 +57,7 @@ def planned(case: ModelCase, world: int, choices: list[dict[str, Any]]) -> list[
             for c in choices]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_equals_the_single_process(kind: str) -> None:
     case = ModelCase(kind, lambda: lora(**KINDS[kind]), CASES["gpt2"].batch)

@@ -53,6 +53,7 @@ def test_bounds_never_exceed_what_is_simulated(name: str) -> None:
     assert check_bounds(TINY[name](), every=2) > 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("asked", [("memory<=60kB",), ("memory<=45kB", "pp=2"), ()])
 def test_bounds_of_even_groups(asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on clusters where groups of devices are all of one size."""

@@ -28,6 +28,7 @@ CASES = [
 """Model, mesh, shares of the batch, and a strategy that must be among those that are chosen."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "mesh", "shares", "strategy"), CASES)
 def test_parts_brought_together_inside_are_the_model(
     name: str, mesh: dict[str, int], shares: tuple[int, ...], strategy: str

@@ -262,6 +262,7 @@ def test_tables_of_several_folders_are_read_in_the_order_of_their_names(tmp_path
         list(tables(*folders, only="third"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("table", "indices", "median"),
     [("mpt_llm_foundry", (59, 117, 176), 0.08), ("nemo", (0, 17), 0.13), ("dgxc", (38, 45), 0.1)],

@@ -18,6 +18,7 @@ def test_every_row_has_its_model():
         assert count / 1e6 == pytest.approx(parameters[name], rel=2e-3), name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "model", ["resnet18", "resnext50_32x4d", "vgg16", "vit_small_patch16_224", "mobilenetv2_100"]
 )

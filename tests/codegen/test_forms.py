@@ -54,6 +54,7 @@ def problems(graph: Graph, layouts: Iterable[BlockLayout]) -> Iterable[str]:
                 yield from layout_problems(graph, block, layout)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("shares", "count"), [((4,), 1), ((1, 1), 2), ((3, 1), 1)])
 @pytest.mark.parametrize("flat", [False, True], ids=["tokens", "flat"])
 @pytest.mark.parametrize("name", FORMS)

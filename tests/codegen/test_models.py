@@ -41,6 +41,7 @@ def test_the_trivial_plan_is_the_model_to_the_bit(name: str) -> None:
     compare(name, 1, (CASES[name].batch_size,), 1, ROUNDED.get(name, 0.0))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("tp", "shares", "count"),

@@ -55,6 +55,7 @@ def _plain(kind: str, clip: float | None) -> Any:
     return plainly(MADE[kind], 0.05, clip)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["owned_rows", "owned_columns"])
 def test_rows_with_a_gradient_alone_give_the_same(form: str) -> None:
     """Also under a limit of the norm; all rows where decay or momentum moves the others."""

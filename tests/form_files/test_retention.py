@@ -207,6 +207,7 @@ def dropped(folder: Path, text: str) -> str:
     return name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_of_any_name_goes_the_whole_way(file: str, tmp_path: Path) -> None:
     text, said, (low, high) = FILES[file]

@@ -78,6 +78,7 @@ ALONE = {"owned_rows", "owned_columns"}
 """Where gradients are of the rows that have one alone, if that is all the optimizer steps."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adamw"])
 def test_tracked_memory_is_as_predicted(optimizer: str) -> None:
     said = [plan_of(form, optimizer) for form in HELD]

@@ -49,6 +49,7 @@ CHOICES: dict[int, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", CHOICES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_jobs_of_several_ranks_equal_one_process(device: str, ranks: int) -> None:

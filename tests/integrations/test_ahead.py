@@ -50,6 +50,7 @@ def _tuned(trainer: str, folder: str) -> list[str]:
     return kinds
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("trainer", ["hf", "lightning"])
 def test_a_trainer_tunes_where_it_is_asked(trainer: str, tmp_path: Path) -> None:
     pytest.importorskip({"hf": "accelerate", "lightning": "lightning"}[trainer])

@@ -128,6 +128,7 @@ def outcome(folder: Any, setting: Setting, job: bool) -> dict[str, Any]:
 KEPT = ("learning_rate", "epoch", "step", "num_input_tokens_seen")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SETTINGS)
 def test_arguments_that_work_do_what_they_do_without_a_job(tmp_path: Any, name: str) -> None:
     plan()  # before the fork: made once

@@ -52,6 +52,7 @@ def layer(graph: Graph, pattern: str, tp: int = 2) -> BlockLayout:
     return next(x for x in solve_layouts(graph, tp_mesh(tp)) if x.pattern == pattern)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 def test_layouts_are_consistent(name: str, tp: int) -> None:

@@ -33,6 +33,7 @@ def value(plan: Plan) -> float:
     return plan.predicted.peak_bytes if plan.objective == "memory" else plan.predicted.step_s
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("searcher", SEARCHERS)
 @pytest.mark.parametrize("name", TINY)
 def test_plans_are_legal(searcher: str, name: str) -> None:

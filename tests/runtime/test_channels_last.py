@@ -110,6 +110,7 @@ def test_tensor_parallelism_splits_convolutions() -> None:
     assert any(mine != whole for fqn, (mine, whole) in shapes.items() if "conv" in fqn)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PLANS)
 def test_a_job_equals_one_process(name: str) -> None:
     found = check_equal(CASE, plan_of(name), traced(), steps=STEPS)
@@ -201,6 +202,7 @@ def _layouts(plan: Plan, batch: Batch) -> list[tuple[bool, bool]]:
     return layouts.seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PLANS)
 def test_convolutions_run_in_the_models_layout(name: str) -> None:
     plan = plan_of(name)

@@ -87,6 +87,7 @@ CHOICES: dict[tuple[str, int], list[tuple[dict[str, Any], float]]] = {
 what is on its way comes on top. ZeRO 2 sends a bucket of all, in bfloat16 before it is packed."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("precision", "world"), CHOICES)
 def test_tracked_memory_is_as_predicted(precision: str, world: int) -> None:
     choices = CHOICES[precision, world]

@@ -160,6 +160,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_emulation_of_all_replicas(name: str, optimizer: str) -> None:

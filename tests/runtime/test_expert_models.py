@@ -108,6 +108,7 @@ def _plan(graph: Graph, mesh: dict[str, int]) -> Plan:
     return build_plan(problem, uniform_choice(problem, model=axes, num_microbatches=2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("case", "meshes"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> None:
     with all_double():

@@ -42,6 +42,7 @@ ZEROS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("overlap", ["gradients", "linear", "blocks"])
 def test_overlap(overlap: str) -> None:
     found, sizes = [], ({"dp_shard": 2, "zero": 1}, {"dp_shard": 2, "zero": 0})

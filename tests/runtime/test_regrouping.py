@@ -75,6 +75,7 @@ def forced(first: Plan, other: Plan, folder: str) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", PLANS)
 def test_forced_cuts_are_exact_and_checkpoints_know_nothing_of_them(kind: str, tmp_path) -> None:
     losses, state = alone(plain, STEPS)

@@ -100,6 +100,7 @@ def test_the_model_is_a_chain_of_shards(model: str) -> None:
     assert len(blocks) >= 4 and len({block.pattern for block in blocks}) >= 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("model", CASES)
 def test_an_uneven_pipeline_of_shards_equals_one_process(model: str, pipeline: str) -> None:

@@ -11,6 +11,7 @@ SLICE = ("straight_through", "assigned_buffer", "queue", "graph_one", "unet")
 PINS = ("pp=1", "tp=2")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("entry", [*(ENTRIES[name] for name in SLICE), OWN], ids=lambda e: e.name)
 def test_model_trains_as_in_one_process(entry: Entry, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))

@@ -107,6 +107,7 @@ CAUSE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", CAUSE)
 def test_plain_processes_end_with_the_cause(fault, tmp_path):
     start = time.monotonic()
@@ -116,6 +117,7 @@ def test_plain_processes_end_with_the_cause(fault, tmp_path):
     assert any(CAUSE[fault] in error for error in errors), errors
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", CAUSE)
 def test_torchrun_ends_with_the_cause(fault, tmp_path):
     script = tmp_path / "train.py"

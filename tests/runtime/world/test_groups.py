@@ -90,6 +90,7 @@ def _opened(rank: int, file: str, plan: Plan, port: int) -> tuple[int, int, floa
     return counted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PLANS)
 def test_groups_and_sockets_are_those_counted(name: str) -> None:
     plan = PLANS[name]
