@@ -104,9 +104,23 @@ def command(plan_file: PlanFile) -> None:
 '''
 
 
-def test_a_command(tmp_path: Path) -> None:
-    """Its help, a place in docs/cli.md, running it, and our errors as one line and a code."""
-    mine = name()
+EXPORTER = '''
+"""Nobody's launcher."""
+
+from meshwright.tools.export.export import Exported, Request
+
+
+def export(request: Request) -> Exported:
+    return Exported(f"start {request.plan.world_size} of {name}", ("its schedule",))
+'''
+
+
+def test_a_command_and_an_exporter(tmp_path: Path) -> None:
+    """Its help, a place in docs/cli.md, running it, and our errors as one line and a code; what a
+    plan is in its words, and what it has none for."""
+    mine, others = name(), tmp_path / "targets"
+    others.mkdir()
+    (others / f"{mine}.py").write_text(EXPORTER.replace("{name}", mine))
     (tmp_path / f"{mine}_it.py").write_text(COMMAND.format(name=mine))
     plan_io.save(uniform(), tmp_path / "plan.json")
     done = run("-c", dedent(f"""
@@ -117,10 +131,12 @@ def test_a_command(tmp_path: Path) -> None:
         assert text != (DOCS / "cli.md").read_text()
         app(["--help"], standalone_mode=False)
         app(["{mine}-it", {str(tmp_path / "plan.json")!r}], standalone_mode=False)
+        app(["export", {str(tmp_path / "plan.json")!r}, "--to", "{mine}"], standalone_mode=False)
         main(lambda: app(["{mine}-it", "/no/such/plan.json"]))
-    """), COMMANDS=tmp_path)  # fmt: skip
+    """), COMMANDS=tmp_path, EXPORTERS=others)  # fmt: skip
     said = " ".join(done.stdout.split())
     assert done.returncode == 4 and f"{mine}-it Say how many ranks" in said, done.stderr
+    assert f"start {uniform().world_size} of {mine}" in said and "its schedule" in done.stderr
     assert f"ranks: {uniform().world_size}" in said and "PlanError: " in done.stderr
 
 

@@ -97,19 +97,6 @@ class AdaptedLinear(nn.Module):
         return f"kind={self.kind}, rank={self.rank}, alpha={self.alpha:g}"
 
 
-def plain_linear(base: QuantisedLinear) -> nn.Linear:
-    """Returns a plain layer with the values of a quantised one."""
-    weight = base.dequantised()
-    made = nn.Linear(
-        base.in_features, base.out_features, base.bias is not None, weight.device, weight.dtype
-    )
-    with torch.no_grad():
-        made.weight.copy_(weight)
-        if base.bias is not None:
-            made.bias.copy_(base.bias)
-    return made.requires_grad_(False)
-
-
 def _shape(base: nn.Module) -> tuple[int, int]:
     if isinstance(base, QuantisedLinear):
         return base.out_features, base.in_features

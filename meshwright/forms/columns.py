@@ -16,6 +16,8 @@ from meshwright.ir.layout.nesting import Runs
 class ColumnTable(OwnedTable):
     """A table [rows, columns] on one rank: columns that it owns, and rows that its blocks read."""
 
+    knows_all = True
+
     def _own_part(self, whole: Tensor, lines: Lines) -> tuple[nn.Parameter, Held]:
         param, size = self.slot.param, lines.shards.size
         # As equal as they can be: chunks would leave the last ranks without any.

@@ -93,6 +93,8 @@ class OwnedTable:
         nothing = self.slot.whole.detach().new_empty((0, *self._row))
         self.put(torch.empty(0, dtype=torch.int64, device=self._device), nothing)
 
+    knows_all = False
+    """What one owner is told, all are."""
     caches = False
     """Rows that ranks train on are elsewhere than those of which they want only the loss."""
     depth = 0

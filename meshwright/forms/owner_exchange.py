@@ -16,6 +16,8 @@ _OPS, _OPS_OF_RANK = 40, 7
 """Ops of torch's that a step of a table takes beside what moves bytes: to find distinct ids, ask
 for them, take rows out, put parts together; and for each rank. Counted with a dispatch mode on 4
 ranks, with 2 tables and with 4; on a CPU they took 13 us each, what it measures of any op."""
+_MARK_BYTES = 1
+"""Of an answer whether a row goes first."""
 _TAKEN = 2
 """Times that the bytes of rows move when they are taken out of a table."""
 
@@ -67,6 +69,60 @@ def exchange_of_owners(
         stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest,
                 "stepped": stepped},
         stepped="stepped",
+    )  # fmt: skip
+
+
+def exchange_of_late_owners(
+    replicas: int,
+    each: float,
+    row_bytes: int,
+    *,
+    to_all: bool,
+    stepped: float,
+    prior: float,
+    busiest: float = 1.0,
+) -> Exchange:
+    """Returns what a form does that sends gradients of the rows that any rank's next batch reads
+    first, and the others under the next step.
+
+    `prior`: share of a batch's rows that are read so; all else as of `exchange_of_owners`.
+    """
+    way = {"axis": "dp_shard", "unit": "bucket", "by_rank": True}
+    rows = {"primitive": Primitive.ALL_TO_ALL, "loaded": "busiest", **way}
+    numbers = {"primitive": Primitive.ALL_GATHER, **way} if to_all else rows
+    end = {"what": "gradients", "at": Event.END, "until": Event.END}
+    now = {"what": "parameters", "at": Event.UPDATED, "until": Event.UPDATED, "joint": True}
+    copies = {"primitive": Primitive.ALL_REDUCE, "axis": "dp_replicate", "unit": "bucket",
+              "of_part": True, **end}  # fmt: skip
+    # Who is told of all rows that ranks ask for knows which go first; others are told, by a byte.
+    answer = 0.0 if to_all else _MARK_BYTES / row_bytes
+    # A part has all rows, of a part of their columns, or some rows whole.
+    marks = _MARK_BYTES / row_bytes * (replicas if to_all else 1)
+    return Exchange(
+        (
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="here"),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
+                 share="here"),
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+            # Owners sum gradients into zeros.
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
+                    calls=ops_of_rows(replicas)),
+            Send(share="first", joint=True, **rows, **end),  # type: ignore[arg-type]
+            Send(share="late", lag=1, **rows, **end),  # type: ignore[arg-type]
+            # Copies of owners agree on which rows are first, on the sums of these, and later on
+            # those of all.
+            Send(share="marks", **copies),  # type: ignore[arg-type]
+            Send(share="stepped", **copies),  # type: ignore[arg-type]
+            Send(**copies),  # type: ignore[arg-type]
+            Send(share="numbers", **numbers, **now),  # type: ignore[arg-type]
+            Send(share="here", **rows, **now),  # type: ignore[arg-type]
+        ),
+        stated={"here": each, "busiest": busiest, "first": each * (prior + answer),
+                "late": each * (1 - prior), "numbers": each * ID_BYTES / row_bytes,
+                "stepped": stepped, "marks": min(1.0, marks)},
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ again, moving activations."""
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.forms.retention import said_by
+from meshwright.forms.retention import AGAIN, said_by
 from meshwright.forms.storage import relieving
 from meshwright.forms.sync_findings import of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
@@ -74,7 +74,7 @@ def _sharing(problem: Problem, plan: Plan, share: float) -> tuple[Stage, ...]:
         found.append(
             replace(
                 stage,
-                recompute={b.name: "full" for b in again if b.name in first},
+                recompute={b.name: AGAIN for b in again if b.name in first},
                 saved={b.name: stage.keeping(b) for b in kept if b.name in first},
             )
         )

@@ -159,8 +159,3 @@ def stage_of_block(constraints: Iterable[Constraint], graph: Graph) -> dict[int,
 def memory_cap(constraints: Iterable[Constraint]) -> int | None:
     """The least cap in bytes."""
     return min((c.nbytes for c in constraints if isinstance(c, MemoryCap)), default=None)
-
-
-def step_cap(constraints: Iterable[Constraint]) -> float | None:
-    """The least cap in seconds."""
-    return min((c.seconds for c in constraints if isinstance(c, StepCap)), default=None)

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.adapters.adapted_linear import plain_linear
 from meshwright.adapters.formats import FORMATS
 from meshwright.adapters.of_bitsandbytes import of_bitsandbytes
 from meshwright.adapters.quantised_linear import QuantisedLinear
@@ -15,6 +14,19 @@ from meshwright.ir.ops import facts
 from meshwright.testing.apart_libraries import with_library
 
 IN, OUT, BLOCK = 48, 20, 16
+
+
+def plain_linear(base: QuantisedLinear) -> nn.Linear:
+    """Returns a plain layer with the values of a quantised one."""
+    weight = base.dequantised()
+    made = nn.Linear(
+        base.in_features, base.out_features, base.bias is not None, weight.device, weight.dtype
+    )
+    with torch.no_grad():
+        made.weight.copy_(weight)
+        if base.bias is not None:
+            made.bias.copy_(base.bias)
+    return made.requires_grad_(False)
 
 
 def weight(seed: int = 0, out: int = OUT) -> Tensor:

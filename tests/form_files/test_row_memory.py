@@ -72,7 +72,10 @@ def most(plans: list[Plan]) -> list[int]:
 
 
 TABLE = ROWS * WIDTH * 4
-HELD = {"owned_rows": 1, "owned_columns": 1, "late_rows": 1, "packed_rows": 2, "gathered_rows": 2}
+HELD = {
+    "owned_rows": 1, "owned_columns": 1, "late_rows": 1, "late_columns": 1, "packed_rows": 2,
+    "gathered_rows": 2,
+}  # fmt: skip
 """By form: times the table with its gradient, under SGD among two ranks."""
 ALONE = {"owned_rows", "owned_columns"}
 """Where gradients are of the rows that have one alone, if that is all the optimizer steps."""

@@ -238,15 +238,37 @@ def test_few_rows_are_less_than_a_fifth_of_the_bytes() -> None:
 
 
 def test_bits() -> None:
+    """They are joined by or: sums of bytes would overflow among 256 ranks."""
     for count in (1, 7, 8, 9, 200):
         marks = torch.rand(count, generator=torch.Generator().manual_seed(count)) < 0.3
         assert packed_bits(marks).numel() == -(-count // 8)
         assert unpacked_bits(packed_bits(marks), count).equal(marks)
 
 
+def _hashed(plan: Plan) -> tuple[Any, list[tuple[int, int]]]:
+    """What training gives, and of each sketch its number of values and its seed."""
+    drawn, noted = Hashes.drawn, list[tuple[int, int]]()
+
+    def note(values: int, size: int, tables: int, seed: int, like: Tensor) -> Hashes:
+        noted.append((values, seed))
+        return drawn(values, size, tables, seed, like)
+
+    Hashes.drawn = note  # type: ignore[assignment,method-assign]
+    try:
+        return trained(plan, 0.05), noted
+    finally:
+        Hashes.drawn = drawn  # type: ignore[method-assign]
+
+
 def test_a_sketch_with_a_cell_for_each_value_is_exact() -> None:
+    """Hashes are equal on all ranks, and others for each table and each step: cells that two values
+    share in one step they do not share for ever."""
     plan = plan_of(2, "adamw", "sketch", cells=1.0)
-    assert_equal(run_ranks(2, trained, plan, 0.05)[0], alone(plain, "adamw", 0.05, None))
+    (found, noted), (_, others) = run_ranks(2, _hashed, plan)
+    assert_equal(found, alone(plain, "adamw", 0.05, None))
+    assert noted == others and len({seed for _, seed in noted}) == len(noted) == 2 * STEPS
+    one, two = (Hashes.drawn(60, 30, 1, seed, torch.zeros(1)) for seed in (0, 1))
+    assert not one.cells.equal(two.cells) and not one.signs.equal(two.signs)
 
 
 def test_sketches_are_unbiased() -> None:

@@ -235,26 +235,34 @@ def test_rows_of_one_value_are_rows() -> None:
     assert has_rows(torch.ones(5, 1)) and not has_rows(torch.ones(5))
 
 
-def late_plan(prior: float, limit: float | None = None) -> Plan:
+def late_plan(prior: float, limit: float | None = None, form: str = "late_rows") -> Plan:
     graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0),))
     problem = make_problem(
         graph, slow(2), precision="fp64", optimizer="adam", max_grad_norm=limit
     )  # fmt: skip
     plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1))
     said = {"ids": "0", "rows_each": 8 / ROWS, "row_bytes": 32, "prior": prior}
-    own = ParameterChoice(zero=1, sync=FormChoice(form="late_rows", settings=said))  # type: ignore[arg-type]
+    own = ParameterChoice(zero=1, sync=FormChoice(form=form, settings=said))  # type: ignore[arg-type]
     stage = replace(plan.stages[0], by_parameter={"words.weight": own})
     plan = replace(plan, stages=(stage,))
     return in_detail(problem, replace(plan, predicted=predict_plan(problem, plan)))
 
 
-def test_bytes_of_late_rows() -> None:
-    """Owners answer for each row of a step with a byte."""
-    plan = late_plan(0.5)
+@pytest.mark.parametrize(
+    ("form", "answer", "numbers"), [("late_rows", 1, 4 * 8), ("late_columns", 0, 8 * 8)]
+)
+def test_bytes_of_late_rows(form: str, answer: int, numbers: int) -> None:
+    """Owners of rows answer for each row of a step with a byte; those of columns are all told of
+    all rows, and need not."""
+    plan = late_plan(0.5, form=form)
     assert plan.predicted and plan.predicted.detail
     traffic = plan.predicted.detail.kinds[0].traffic
-    table = {"gradients": 4 * (32 + 1), "parameters": 4 * (32 + 8)}
-    assert {t.purpose: t.nbytes for t in traffic if t.form == "late_rows"} == table
+    table = {"gradients": 4 * (32 + answer), "parameters": 4 * 32 + numbers}
+    found: dict[str, int] = {}
+    for sent in traffic:
+        if sent.form == form:
+            found[sent.purpose] = found.get(sent.purpose, 0) + sent.nbytes
+    assert found == table
     counted = run_ranks(2, sent_and_received, plan, (8, 8), True)
     for rank in (0, 1):
         assert {name: both[0] for name, both in counted[rank].items()} == table

@@ -31,7 +31,6 @@ from meshwright.planner.pins.constraints import (
     pinned,
     placement_rules,
     stage_of_block,
-    step_cap,
 )
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.search.search import search_problem
@@ -140,7 +139,6 @@ def test_order_and_repeats_do_not_matter() -> None:
     one = parse_constraints(("tp=2", "memory<=3GB", "pp=1", "tp=2"), mlp())
     assert one == parse_constraints(("pp=1", "memory<=3GB", "tp=2"), mlp())
     assert memory_cap(one) == 3 * 10**9
-    assert step_cap(parse_constraints(("step<=2s", "step<=1s"), mlp())) == 1.0
 
 
 def parsed(*texts: str) -> tuple[Constraint, ...]:

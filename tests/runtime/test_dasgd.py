@@ -1,5 +1,6 @@
 """Averages that arrive late: equal to workers that are emulated in one process, step by step."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from meshwright.tools.check import Checked, check_plan
 from tests.form_files.small import Batch, batches, graph, model
 from tests.overlap_plans import planned
 
-STEPS, LR = 9, 0.05
+STEPS, LR, DECAY = 9, 0.05, 0.8
 Found = tuple[list[float], dict[str, Tensor]]
 
 
@@ -49,6 +50,29 @@ def job_of(plan: Plan, **more: Any) -> Any:
         model(), plan, optimizer=plan.optimizer, lr=LR, device="cpu", graph=graph(), check=False,
         **more,
     )  # fmt: skip
+
+
+def spoiled(step: int, at: int = 5) -> Batch:
+    """The data of a step; of one of them a sample that only the last replica reads is no number."""
+    x, y = data(step)
+    if step == at:
+        x = x.clone()
+        x[-1, 0] = float("inf")
+    return x, y
+
+
+def _left_out(plan: Plan) -> Found:
+    """With a rate that falls each step; who finds no number leaves the step out."""
+    job = job_of(plan, on_nonfinite="skip")
+    schedule, losses = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, DECAY), []
+    for step in range(STEPS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            losses.append(float(job.step(spoiled(step))))
+        schedule.step()
+    state = full_state(job)
+    job.close()
+    return losses[:5] + losses[6:], state
 
 
 def trained(plan: Plan, steps: int = STEPS, reads: tuple[int, ...] = ()) -> Found:
@@ -89,7 +113,7 @@ class Worker:
 def emulated(
     shares: tuple[int, ...], optimizer: str, every: int = 4, delay: int = 2,
     rule: str = "corrected", keep: float = 0.5, outer: tuple[float, float] | None = None,
-    micro: int = 2,
+    micro: int = 2, decay: float = 1.0, left_out: int | None = None,
 ) -> Found:  # fmt: skip
     """All replicas one after another. A replica has its share of each micro-batch."""
     workers = [Worker(optimizer) for _ in shares]
@@ -107,8 +131,10 @@ def emulated(
             for i in range(len(anchor))
         ]
 
-    for step in range(1, STEPS + 1):
-        parts = [torch.chunk(x, micro) for x in data(step - 1)]
+    for step, number in enumerate((n for n in range(STEPS) if n != left_out), 1):
+        for worker in workers:
+            worker.optimizer.param_groups[0]["lr"] = LR * decay**number
+        parts = [torch.chunk(x, micro) for x in data(number)]
         cut = [[torch.split(part, list(shares)) for part in tensor] for tensor in parts]
         found = [
             worker.step(tuple(torch.cat([part[i] for part in tensor]) for tensor in cut))  # type: ignore[arg-type]
@@ -353,13 +379,26 @@ def test_stages_of_a_pipeline() -> None:
     assert_equal(run_ranks(4, trained, plan)[0], wanted)
 
 
-@pytest.mark.parametrize("case", ["corrected", "mixed"])
-def test_tensor_parallel_replicas(case: str) -> None:
-    """Two replicas of two ranks, each of which averages its part of a parameter."""
-    plan = plan_of(4, CASES[case], "adamw", tp=2, dp_replicate=2)
+@pytest.mark.parametrize(
+    ("case", "sizes"), [("corrected", {"dp_shard": 2, "zero": 1}), ("mixed", {})]
+)
+def test_tensor_parallel_replicas(case: str, sizes: dict[str, int]) -> None:
+    """Two replicas of two ranks, or of four with ZeRO among them, each of which averages its part
+    of a parameter."""
+    ranks = 4 * sizes.get("dp_shard", 1)
+    plan = plan_of(ranks, CASES[case], "adamw", tp=2, dp_replicate=2, **sizes)
     assert any("S(" in str(layout.parameters) for layout in plan.layouts), "parameters are split"
     wanted = alone(partial(emulated, (2, 2), "adamw", **CASES[case]))
-    assert_equal(run_ranks(4, trained, plan)[0], wanted)
+    assert_equal(run_ranks(ranks, trained, plan)[0], wanted)
+
+
+def test_a_step_that_is_left_out_and_a_rate_that_falls() -> None:
+    """What one replica finds all leave out, while an average is on its way, and rounds count steps
+    that were taken; a schedule of rates counts all of them."""
+    plan = plan_of(2, CASES["corrected"], "adamw")
+    found = run_ranks(2, _left_out, plan)[0]
+    how = {**CASES["corrected"], "decay": DECAY, "left_out": 5}
+    assert_equal(found, alone(partial(emulated, (2, 2), "adamw", **how)))
 
 
 def _copies(plans: list[Plan], traced: Any) -> list[tuple[str, ...] | str]:
