@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import meshwright as mw
+from meshwright.costmodel.explain.utilisation import Utilisation, step_flops
 from meshwright.ir.errors import PlanError
 from meshwright.running.logs import JSONL, TENSORBOARD, parse_kinds
 from meshwright.running.metrics import MetricNames, StepFigures
-from meshwright.running.utilisation import Utilisation, step_flops
 from meshwright.testing.spawn import run_ranks
 from tests.integrations.setting import LR, batches, model, plan
 
@@ -37,8 +37,11 @@ def test_rates_are_per_device():
 def test_mfu_is_the_share_of_the_peak():
     tokens = torch.zeros(4, 8, dtype=torch.int64)
     graph = mw.trace(model(), {"input_ids": tokens, "labels": tokens})
-    use = Utilisation(plan(), mw.Cluster.preset("a100-40", devices_per_node=2), 3e12)
-    assert use.mfu(0.5) == pytest.approx(6e12 / (2 * use.cluster.device(0).peak("float64")))
+    cluster = mw.Cluster.preset("a100-40", devices_per_node=2)
+    use = Utilisation.on(plan(), cluster, 3e12)
+    assert use.mfu(0.5) == pytest.approx(6e12 / (2 * cluster.device(0).peak("float64")))
+    kept = Utilisation.kept(plan())
+    assert kept and kept.flops == pytest.approx(step_flops(graph), rel=1e-5)
     assert step_flops(graph) == 3 * sum(op.flops for op in graph.ops)
     assert f"{use.mfu(use.plan.predicted.step_s):.1%}" in use.sentence()
 

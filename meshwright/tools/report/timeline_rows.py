@@ -20,30 +20,56 @@ Bar = tuple[int, int, int, float, float]
 in seconds."""
 
 
-def timeline(played: Replay, runs: Sequence[Measured]) -> dict[str, Any]:
-    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`."""
-    table = played.timeline.table
-    shown = _picked(len(table.rows), len(table.items))
+def timeline(
+    played: Replay, runs: Sequence[Measured], beside: Replay | None = None
+) -> dict[str, Any]:
+    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`; with those of another plan
+    if one is given."""
+    shown = _shown(played)
     predicted = [_bars(played, rank) for rank in shown]
     measured = [_measured(played, runs, rank) for rank in shown] if runs else []
-    span_s = max((bar[4] for row in (*predicted, *measured) for bar in row), default=1.0) or 1.0
+    others = _shown(beside) if beside else []
+    other = [_bars(beside, rank) for rank in others] if beside else []
+    rows = (*predicted, *measured, *other)
+    span_s = max((bar[4] for row in rows for bar in row), default=1.0) or 1.0
     return {
         "span_s": span_s,
         "step_s": played.predicted.step_s,
         "met_s": played.met_s,
         "ticks": TICKS,
         "ranks": shown,
-        "left_out": len(table.rows) - len(shown),
+        "left_out": len(played.timeline.table.rows) - len(shown),
         "predicted": [_flat(row, span_s) for row in predicted],
         "measured": [_flat(row, span_s) for row in measured],
+        "beside_ranks": others,
+        "beside": [_flat(row, span_s) for row in other],
         "stages": len(played.plan.stages),
         "bubble": played.timeline.bubble,
+        "collectives": _collectives(played),
+        "beside_collectives": _collectives(beside) if beside else [],
     }
 
 
-def _picked(rows: int, actions: int) -> list[int]:
-    every = max(1, -(-actions // MOST))
-    return list(range(0, rows, every))
+def _shown(played: Replay) -> list[int]:
+    """Pipeline ranks that have a row."""
+    table = played.timeline.table
+    every = max(1, -(-len(table.items) // MOST))
+    return list(range(0, len(table.rows), every))
+
+
+def _collectives(played: Replay) -> list[list[float]]:
+    """Per stage, the share of each kind of action (F, B, I, W) that goes to collectives inside
+    blocks, as far as its rank waits for them."""
+    detail = played.detail
+    stages = [detail.stage(i) for i in range(len(played.plan.stages))] if detail else []
+    return [
+        [
+            next((round(kept.collectives[name] / kept.actions[name], 4)
+                  for name in (kind, f"{kind} last") if kept.collectives.get(name)), 0.0)
+            for kind in "FBIW"
+        ]
+        for kept in stages
+    ]  # fmt: skip
 
 
 def _bars(played: Replay, rank: int) -> list[Bar]:
