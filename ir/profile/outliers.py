@@ -36,7 +36,7 @@ def outliers(profile: Profile) -> tuple[Outlier, ...]:
     usual = median([time.spread for _, time in named]) if named else 0.0
     most = max(LEAST_SPREAD, TIMES_USUAL * usual)
     wide = [
-        Outlier(what, time, f"varies by {time.spread:.0%}; half of all vary by less than {usual:.0%}")
+        Outlier(what, time, f"varies by {time.spread:.0%}, half of all by less than {usual:.0%}")
         for what, time in sorted(named, key=lambda one: -one[1].spread)
         if time.spread > most
     ]  # fmt: skip

@@ -18,7 +18,5 @@ def beside_rows(played: Replay, other: Replay) -> dict[str, Any]:
         "same_model": plan.model.fingerprint == played.plan.model.fingerprint,
         "model": plan.model.name,
         "ranks": rank_rows(other),
-        "figures": [
-            asdict(one) | {"change": one.change} for one in figures(played.plan, plan)
-        ],
+        "figures": [asdict(one) | {"change": one.change} for one in figures(played.plan, plan)],
     }

@@ -30,8 +30,8 @@ def write_report(
     beside: Plan | None = None,
     profile: str | Path | None = None,
 ) -> None:
-    """Writes the page; with what a run measured if its folder is given, with another plan beside it,
-    and with the measurements of a profile that look disturbed."""
+    """Writes the page; `run`: the folder of a run to lay over it, `beside`: another plan,
+    `profile`: a file of which it says what looks disturbed."""
     runs = load_run(run) if run else ()
     known = load_profile(profile) if profile else None
     Path(path).write_text(html(plan, runs, beside, known), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Takes the pictures of the docs: `python -m tests.tools.report.pictures PLAN [RUN_DIR] -o DIR`.
 
-With `--page` the first argument is a page: it takes that whole, at three widths, light and dark, to look at.
+With `--page` the first argument is a page: it takes that whole, at three widths,
+light and dark, to look at.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--page", action="store_true", help="PLAN is a page: whole, at three widths")
+    parser.add_argument("--page", action="store_true", help="PLAN is a page")
     given = parser.parse_args()
     if given.page:
         with browser() as chromium:
