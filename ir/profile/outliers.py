@@ -83,8 +83,8 @@ def _turned(profile: Profile) -> Iterator[Outlier]:
             key = ("block", part, *alike)
             rows[key].append((block.samples, _block(block, part), getattr(block, part)))
     for sent in profile.collectives:
-        key = ("collective", sent.operation, sent.group, sent.groups_at_once, sent.loaded)
-        rows[key].append((sent.nbytes, _collective(sent), sent.time))
+        over = ("collective", sent.operation, sent.group, sent.groups_at_once, sent.loaded)
+        rows[over].append((sent.nbytes, _collective(sent), sent.time))
     for copy in profile.copies:
         what = f"copy {copy.direction} of {size(copy.nbytes)}"
         rows["copy", copy.direction].append((copy.nbytes, what, copy.time))

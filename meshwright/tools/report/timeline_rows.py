@@ -11,7 +11,7 @@ MOST = 250_000
 """Actions that a page holds; of more rows only some are shown, evenly picked."""
 TICKS = 10_000_000
 """A whole timeline in units of its numbers."""
-_KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
+KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
 """A forward that keeps all, and what is made again, are drawn as forwards."""
 _PHASES = ("gradients", "optimizer", "publish")
 
@@ -45,8 +45,8 @@ def timeline(
         "beside": [_flat(row, span_s) for row in other],
         "stages": len(played.plan.stages),
         "bubble": played.timeline.bubble,
-        "collectives": _collectives(played),
-        "beside_collectives": _collectives(beside) if beside else [],
+        "collectives": collectives(played),
+        "beside_collectives": collectives(beside) if beside else [],
     }
 
 
@@ -57,7 +57,7 @@ def _shown(played: Replay) -> list[int]:
     return list(range(0, len(table.rows), every))
 
 
-def _collectives(played: Replay) -> list[list[float]]:
+def collectives(played: Replay) -> list[list[float]]:
     """Per stage, the share of each kind of action (F, B, I, W) that goes to collectives inside
     blocks, as far as its rank waits for them."""
     detail = played.detail
@@ -74,7 +74,7 @@ def _collectives(played: Replay) -> list[list[float]]:
 
 def _bars(played: Replay, rank: int) -> list[Bar]:
     bars: list[Bar] = [
-        (_KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
+        (KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
         for action, start_s, end_s in played.timeline.entries[rank]
     ]
     ended, now = played.ending(rank), played.met_s
@@ -104,7 +104,7 @@ def _timed(timed: TimedAction, later_s: float) -> Iterator[Bar]:
         yield 4 + _PHASES.index(timed.name), -1, -1, begun_s, end_s
     elif timed.name[:1].isdigit():
         action = parse_action(timed.name)
-        yield _KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
+        yield KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
 
 
 def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:
