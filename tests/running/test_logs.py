@@ -43,8 +43,6 @@ def test_mfu_is_the_share_of_the_peak():
     cluster = mw.Cluster.preset("a100-40", devices_per_node=2)
     use = Utilisation.on(plan(), cluster, 3e12)
     assert use.mfu(0.5) == pytest.approx(6e12 / (2 * cluster.device(0).peak("float64")))
-    kept = Utilisation.kept(plan())
-    assert kept and kept.flops == pytest.approx(step_flops(graph), rel=1e-5)
     assert step_flops(graph) == 3 * sum(op.flops for op in graph.ops)
     assert f"{use.mfu(use.plan.predicted.step_s):.1%}" in use.sentence()
 
