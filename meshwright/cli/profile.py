@@ -94,8 +94,8 @@ def command(
         progress=not as_json,
     )
     if as_json:
-        found = [asdict(one) for one in outliers(measured)]
-        print(json.dumps(summary(measured) | {"file": str(output), "outliers": found}))
+        odd = [asdict(one) for one in outliers(measured)]
+        print(json.dumps(summary(measured) | {"file": str(output), "outliers": odd}))
     else:
         show(measured, Terminal())
         print(f"wrote {output} ({measured.fingerprint})")
