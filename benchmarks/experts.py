@@ -137,7 +137,7 @@ def line(found: Compared) -> str:
     """A row of the report."""
     row, fits = found.row, ""
     if found.excess_bytes:
-        fits = f" (needs {found.excess_bytes / 1e9:.0f} GB too much)"
+        fits = f" (needs {found.excess_bytes / 2**30:.0f} GiB too much)"
     cells = [
         row.table, f"{row.label}, {row.gpus} {row.gpu}", str(row.gbs),
         name_of(found.expert), f"{_step_s(found.expert):.4g}{fits}", name_of(found.ours),

@@ -79,7 +79,7 @@ class NemoRow:
 
 
 def found(row: NemoRow, precision: str, limit_s: float) -> tuple[str, str, str]:
-    """Gigabytes on the fullest rank, seconds of a step with its error; or why there is no plan."""
+    """GiB on the fullest rank, seconds of a step with its error; or why there is no plan."""
     cluster = Cluster.preset("h100-sxm", num_nodes=row.devices // 8)
     graph = row.graph(precision)
     try:
@@ -92,9 +92,9 @@ def found(row: NemoRow, precision: str, limit_s: float) -> tuple[str, str, str]:
     held = most.parameters_bytes + most.gradients_bytes + most.optimizer_bytes
     step_s = plan.predicted.step_s
     return (
-        f"{most.total_bytes / 1e9:.1f}",
+        f"{most.total_bytes / 2**30:.1f}",
         f"{step_s:.2f} ({step_s / row.measured_s - 1:+.0%})",
-        f"{held / 1e9:.1f} GB of parameters, gradients and optimizer",
+        f"{held / 2**30:.1f} GiB of parameters, gradients and optimizer",
     )
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     for size in options.rows:
         row = NemoRow.of(size)
         table = Table(
-            "precision", "GB on a rank of 85.9", f"step, s ({row.measured_s} measured)", "of it",
+            "precision", "GiB on a rank of 80", f"step, s ({row.measured_s} measured)", "of it",
             title=f"Llama 3.1 {size} on {row.devices} H100: {', '.join(row.pins)}",
         )  # fmt: skip
         for precision in PRECISIONS:

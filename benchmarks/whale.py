@@ -189,8 +189,8 @@ class Ways:
         return self.steps_s[0] / self.steps_s[2]
 
     @property
-    def excess_gb(self) -> list[float]:
-        return [excess_bytes(self.problem, plan) / 1e9 for plan in self.plans]
+    def excess_gib(self) -> list[float]:
+        return [excess_bytes(self.problem, plan) / 2**30 for plan in self.plans]
 
     @property
     def shares(self) -> list[str]:
@@ -216,8 +216,8 @@ def row(name: str, ways: Ways) -> str:
 
 def tight_row(name: str, ways: Ways) -> str:
     cells = [
-        f"{shares} | " + (f"{excess:.1f} GB too much" if excess else f"{step * 1e3:.0f} ms")
-        for shares, excess, step in zip(ways.shares, ways.excess_gb, ways.steps_s, strict=True)
+        f"{shares} | " + (f"{excess:.1f} GiB too much" if excess else f"{step * 1e3:.0f} ms")
+        for shares, excess, step in zip(ways.shares, ways.excess_gib, ways.steps_s, strict=True)
     ]
     return f"| {name} | {ways.problem.batch} | {' | '.join(cells)} |"
 

@@ -5,14 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LAYERS = {
-    "ir": ROOT / "ir",
-    "forms": ROOT / "meshwright" / "forms",
-    "costmodel": ROOT / "costmodel",
-    "planner": ROOT / "planner",
-    "codegen": ROOT / "codegen",
-    "runtime": ROOT / "runtime",
-}
+_NAMES = ("ir", "forms", "costmodel", "planner", "codegen", "runtime")
+LAYERS = {name: (ROOT / "meshwright" / name).resolve() for name in _NAMES}
 """By the name after `meshwright.`, in the order in which they may import each other."""
 FACADE = "facade"
 _FOLDERS_OF_FACADE = tuple(sorted({*LAYERS} - {"forms"}))
@@ -75,10 +69,10 @@ def _layer(module: str) -> str:
 
 
 def _folders() -> Iterator[str]:
-    roots = [path for layer, path in LAYERS.items() if layer != "forms"]
-    for root in (*roots, ROOT / "meshwright"):
+    roots = [(layer, path) for layer, path in LAYERS.items() if layer != "forms"]
+    for name, root in (*roots, ("meshwright", ROOT / "meshwright")):
         for init in sorted(root.rglob("__init__.py")):
-            parts = init.relative_to(ROOT).parts
+            parts = (name, *init.relative_to(root).parts)
             if parts[0] == "meshwright" and parts[1] in _FOLDERS_OF_FACADE:
                 continue  # a link to a layer
             does = (ast.get_docstring(ast.parse(init.read_text())) or "").split("\n\n")[0]

@@ -23,8 +23,11 @@ def add_folders(variable: str, path: MutableSequence[str]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Finds the known name that looks most like `name`; empty if none is known."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1, 0.0)), "")
+    """Finds the known name that looks most like `name`, among those that begin with it if any do:
+    `h100` means `h100-sxm` rather than `p100`. Empty if none is known."""
+    names = list(known)
+    begun = [other for other in names if name and other.lower().startswith(name.lower())]
+    return next(iter(difflib.get_close_matches(name, begun or names, 1, 0.0)), "")
 
 
 class Files:

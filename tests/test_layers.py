@@ -72,6 +72,6 @@ def test_the_check_catches_what_it_should():
 
 def test_inside_of_blocks_knows_nothing_of_what_is_across_them():
     """The layouts of a block hold wherever it is put: cuts, devices and schedules come after."""
-    for path in (ROOT / "planner" / "inside").glob("*.py"):
+    for path in (ROOT / "meshwright" / "planner" / "inside").glob("*.py"):
         above = {module for module in imported(ast.parse(path.read_text())) if ".across" in module}
         assert not above, path

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_the_wheel_has_every_file(installed):
         return {str(path.relative_to(folder)) for path in found}
 
     assert files(installed / "meshwright") == files(ROOT / "meshwright")
+
+
+def test_a_source_distribution_has_all_tests_and_pages():
+    """Of all folders and files of the repository, MANIFEST.in names those beside the package."""
+    listed = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    folders = {words[1] for words in listed if words[:1] == ["graft"]}
+    patterns = [word for words in listed if words[:1] == ["include"] for word in words[1:]]
+    package = {"pyproject.toml", "meshwright"}  # setuptools takes these by itself
+    package |= {
+        path.resolve().name for path in (ROOT / "meshwright").iterdir() if path.is_symlink()
+    }
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("this is no clone")
+    for name in {line.split("/")[0] for line in done.stdout.splitlines()} - package:
+        known = name in folders or any(fnmatch(name, pattern) for pattern in patterns)
+        assert known or name in (".gitignore", "MANIFEST.in", "LICENSE"), name
 
 
 def _walk(folder: Path):

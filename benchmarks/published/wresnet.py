@@ -168,7 +168,7 @@ def report(path: Path) -> str:
         name = f"c{case.channels} x{case.widening}, {case.method}"
         layout = f"dp {case.dp} tp {case.tp} zero {case.zero}, {case.batch} in {case.steps}"
         if case.measured_s is None:
-            rows.append(f"| {name} | {layout} | out of memory | {peak_bytes / 1e9:.1f} GB | |")
+            rows.append(f"| {name} | {layout} | out of memory | {peak_bytes / 2**30:.1f} GiB | |")
             continue
         errors.append(step_s / case.measured_s - 1)
         rows.append(f"| {name} | {layout} | {case.measured_s:.3f} s | {step_s:.3f} s | "

@@ -1,7 +1,7 @@
 """What a plan keeps of its prediction for reports (`ir.plan.detail`)."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from statistics import mean
@@ -12,8 +12,10 @@ from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.explain.breakdown import breakdown_of
 from meshwright.costmodel.explain.messages import messages_of
 from meshwright.costmodel.explain.rows import rows_saved
+from meshwright.costmodel.explain.utilisation import peak_flops, step_flops
 from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
+from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph, Kind
@@ -52,6 +54,7 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
         _stage(
             found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked),
             messages_of(tables, model, plan.num_microbatches) if named[i] else (),
+            _collectives(found.times[i], actions[i]),
         )
         for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
     ]  # fmt: skip
@@ -68,6 +71,8 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
         ),
         overhead_s=_short(overhead_s),
         links=_links(tables.cluster),
+        model_flops=_short(step_flops(tables.graph)),
+        peak_flops=_short(peak_flops(plan, tables.cluster)),
         rows=rows_saved(tables, plan, found.prediction),
     )
 
@@ -122,6 +127,7 @@ def _stage(
     actions: dict[str, float],
     traffic: tuple[StageTraffic, ...],
     messages: tuple[SyncMessage, ...],
+    collectives: dict[str, float],
 ) -> StageDetail:
     held = found.models[index].memory
     return StageDetail(
@@ -134,6 +140,7 @@ def _stage(
         rises=_rises(held),
         traffic=traffic,
         messages=messages,
+        collectives=collectives,
     )
 
 
@@ -145,6 +152,16 @@ def _actions(timeline: Timeline) -> list[dict[str, float]]:
     ):
         found[item.stage][item.kind].append(end_s - start_s)
     return [{KIND_NAMES[kind]: _short(mean(own[kind])) for kind in sorted(own)} for own in found]
+
+
+def _collectives(times: StageTimes, actions: Mapping[str, float]) -> dict[str, float]:
+    """Of each kind of action, seconds in collectives inside blocks, but those that hide."""
+    found = {
+        name: _short(times.program(kind).own_by_what.get("tensor", 0.0))
+        for kind, name in KIND_NAMES.items()
+        if name in actions
+    }
+    return {name: seconds for name, seconds in found.items() if seconds}
 
 
 def _rises(held: StageMemory) -> dict[str, Moving]:

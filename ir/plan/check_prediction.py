@@ -79,7 +79,7 @@ def _stage(where: str, kind: StageDetail, does: frozenset[Work]) -> Iterator[str
     needed = (*RISES, *EARLY_RISES) if does & EARLY else RISES
     if missing := [name for name in needed if name not in kind.rises]:
         yield f"{where} does not say how memory rises in {missing[0]}"
-    if strange := [name for name in kind.actions if name not in ACTIONS]:
+    if strange := [name for name in (*kind.actions, *kind.collectives) if name not in ACTIONS]:
         yield f"{where} has seconds of {strange[0]!r}; there are {', '.join(ACTIONS)}"
     timed = {name.partition(" ")[0] for name in kind.actions}
     if untimed := sorted(work for work in does if work not in timed):

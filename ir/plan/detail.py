@@ -121,6 +121,8 @@ class StageDetail:
     """Among replicas, in the order in which they go, where the plan names forms for them."""
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
+    collectives: dict[str, float] = field(default_factory=dict)
+    """Of `actions`, the seconds in collectives inside blocks that the rank waits for at once."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -175,6 +177,10 @@ class Detail:
     """Of a step, outside its actions."""
     links: dict[str, float] = field(default_factory=dict)
     """Tier -> bytes per second of a device."""
+    model_flops: float = 0.0
+    """Of a step, as the model is written: what is made again counts not; 0: not known."""
+    peak_flops: float = 0.0
+    """What the plan's devices reach together by their data sheets, in a second; 0: not known."""
     rows: RowsSaved | None = None
     """What is saved by rows that go alone; None: no table's do."""
 

@@ -40,6 +40,9 @@ _UNSAID = frozenset(
         "update",
         "gives_up",
         "messages",
+        "collectives",
+        "model_flops",
+        "peak_flops",
     }
 )
 """What many plans do not have; left out where there is none."""

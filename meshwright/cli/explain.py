@@ -9,12 +9,12 @@ import typer
 
 from meshwright.arguments.options import MODEL, Json, PlanFile, WithCluster, WithProfile
 from meshwright.arguments.targets import cluster_of, load_target
+from meshwright.costmodel.explain.utilisation import Utilisation, step_flops
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.text.terminal import Terminal
-from meshwright.running.utilisation import Utilisation, step_flops
 from meshwright.tools.explain.answers import Answer
 from meshwright.tools.explain.show import Explanation, as_data, heading, point, render
 
@@ -47,14 +47,15 @@ def command(
     if not as_json:
         console.print(render(found), highlight=False)
     answers: list[Answer] = []
-    use: Utilisation | None = None
-    if target is not None:
-        asked = _asked(plan, target, cluster, profile, time_limit_s)
-        shown = Terminal(quiet=as_json)
-        graph = asked.graph(plan.global_batch_size)
-        use = Utilisation(plan, cluster_of(plan, cluster), step_flops(graph))
+    use, shown = Utilisation.kept(plan), Terminal(quiet=as_json)
+    asked = _asked(plan, target, cluster, profile, time_limit_s) if target is not None else None
+    if asked:
+        flops = step_flops(asked.graph(plan.global_batch_size))
+        use = Utilisation.on(plan, cluster_of(plan, cluster), flops)
+    if use:
         shown.print(heading("How much of the devices is used"))
         shown.print(point(use.sentence()), highlight=False)
+    if asked:
         shown.print(heading("What would change it, priced and searched again"))
         with Terminal(stderr=True).status("pricing and searching again ..."):
             for answer in asked.answers():

@@ -14,6 +14,7 @@ from meshwright.arguments.options import MODEL, Json
 from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.errors import PlanError
 from meshwright.ir.precision import USUAL
+from meshwright.ir.profile.outliers import outliers
 from meshwright.ir.profile.profile import COMPILED, Profile, Timing
 from meshwright.ir.text.terminal import Terminal
 from meshwright.ir.text.units import size
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _ROWS = 20
 """Blocks that are listed; all are in the file."""
+_ODD = 8
+"""Disturbed measurements that are listed."""
 
 
 EXAMPLES = (f"meshwright profile --model {MODEL} -c local:4 -b 64 -m 5 -o profile.db",)
@@ -91,7 +94,8 @@ def command(
         progress=not as_json,
     )
     if as_json:
-        print(json.dumps(summary(measured) | {"file": str(output)}))
+        odd = [asdict(one) for one in outliers(measured)]
+        print(json.dumps(summary(measured) | {"file": str(output), "outliers": odd}))
     else:
         show(measured, Terminal())
         print(f"wrote {output} ({measured.fingerprint})")
@@ -153,6 +157,13 @@ def show(profile: Profile, console: Console) -> None:
         console.print(f"... and {len(profile.blocks) - _ROWS} more blocks")
     counts = {k: v for k, v in summary(profile).items() if isinstance(v, int)}
     console.print(f"{profile.machine}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}")
+    odd = outliers(profile)
+    if odd:
+        console.print(f"{len(odd)} of them look disturbed:")
+    for one in odd[:_ODD]:
+        console.print(f"- {one.what}: {_time(one.time)}, {one.why}", markup=False)
+    if len(odd) > _ODD:
+        console.print(f"... and {len(odd) - _ODD} more (--json has all)")
 
 
 def _blocks(profile: Profile) -> Table:

@@ -11,7 +11,10 @@ from meshwright.ir.text.terminal import Terminal
 from meshwright.tools.report.page import write_report
 from meshwright.tools.report.trace import write_trace
 
-EXAMPLES = ("meshwright report plan.json --run runs/first -o plan.html",)
+EXAMPLES = (
+    "meshwright report plan.json --run runs/first -o plan.html",
+    "meshwright report plan.json --beside other.json -o both.html",
+)
 
 
 def command(
@@ -23,6 +26,14 @@ def command(
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="RUN_DIR", help="also show what `meshwright run` left"),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option("--beside", metavar="OTHER_PLAN", help="also show another plan beside it"),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="also say which measurements of a profile look disturbed"),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -37,5 +48,6 @@ def command(
         console.print(f"wrote {trace}: open it at ui.perfetto.dev", markup=False)
     if output is not None or trace is None:
         page = output or plan_file.with_suffix(".html")
-        write_report(plan, page, run)
+        other = plan_io.load(beside) if beside else None
+        write_report(plan, page, run, beside=other, profile=profile)
         console.print(f"wrote {page}", markup=False)

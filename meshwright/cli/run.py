@@ -22,7 +22,10 @@ Output = Annotated[
 ]
 Trace = Annotated[bool, typer.Option(help="leave a profiler's trace of one step per rank")]
 Log = Annotated[
-    str, typer.Option(help="metrics of each step, into the run directory: jsonl,tensorboard")
+    str,
+    typer.Option(
+        help="metrics of each step, into the run directory: jsonl,tensorboard; or wandb, mlflow"
+    ),
 ]
 Check = Annotated[
     bool | None, typer.Option(help="compare a step with plain PyTorch first; the default")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.running.logs import JSONL
+from meshwright.running.log_writers import JSONL
 
 
 @dataclass(frozen=True, slots=True)

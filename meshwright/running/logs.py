@@ -1,66 +1,16 @@
-"""Where the metrics of a run go: JSON lines, TensorBoard. Rank 0 writes, the others do not."""
+"""The metrics of a run, to as many places as wanted. Rank 0 writes, the others do not."""
 
 import difflib
-import importlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from meshwright.ir.errors import PlanError
+from meshwright.running.log_writers import WRITERS, Writer
 from meshwright.running.metrics import MetricNames, StepFigures
 from meshwright.runtime.job.job import Job
-
-JSONL = "metrics.jsonl"
-TENSORBOARD = "tensorboard"
-
-
-class Writer(Protocol):
-    """One place."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _JsonLines:
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / JSONL).open("a", encoding="utf-8")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = {"step": step, "time": time.time(), **metrics}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        try:
-            module: Any = importlib.import_module("torch.utils.tensorboard")
-        except ImportError as error:
-            raise PlanError(
-                "logs to tensorboard need its package: pip install 'meshwright[tensorboard]', or "
-                "log to jsonl"
-            ) from error
-        self._writer = module.SummaryWriter(str(folder / TENSORBOARD))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-WRITERS: Mapping[str, Callable[[Path], Writer]] = {
-    "jsonl": _JsonLines,
-    "tensorboard": _TensorBoard,
-}
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.arguments.targets import cluster_of
+from meshwright.costmodel.explain.utilisation import Utilisation, step_flops
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.tokens import tokens_per_sample
-from meshwright.running.utilisation import Utilisation, step_flops
 from meshwright.runtime.record.resident import resident_bytes
 
 GIB = 2**30
@@ -59,7 +59,7 @@ class MetricNames:
 def _utilisation(plan: Plan, flops: float) -> Utilisation | None:
     """Where the plan's cluster is a preset, so that the devices' peak is known."""
     try:
-        return Utilisation(plan, cluster_of(plan, None), flops)
+        return Utilisation.on(plan, cluster_of(plan, None), flops)
     except PlanError:
         return None
 

@@ -7,8 +7,9 @@ from typing import Protocol
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.text.units import size
+from meshwright.planner.across.model_space import divisors
 from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
-from meshwright.planner.pins.decisions import STAGE_SIZES
+from meshwright.planner.pins.decisions import EVERYWHERE, STAGE_SIZES
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.plan_comparison import name_of
@@ -22,6 +23,8 @@ class RunOutcome(Protocol):
 
 
 Solve = Callable[[Problem], RunOutcome]
+REPLICAS = ("dp", "dp_replicate", "dp_shard")
+"""Sizes of a stage that share out the samples of a step."""
 _ALL = MemoryCap(nbytes=2**60)
 """A pin that lets a plan use all the memory that a device has."""
 
@@ -94,21 +97,40 @@ def _relaxed(
     if isinstance(item, StepCap):
         assert found.predicted
         return f"nearest cap: step<={found.predicted.step_s!r}s ({name_of(found)})"
-    return f"{_too_many(problem, item)}without '{item}': {_value_of(problem, item, found)}"
+    reason = plain_reason(problem, item)
+    return f"{reason}{'; ' * bool(reason)}without '{item}': {_value_of(problem, item, found)}"
 
 
-def _too_many(problem: Problem, item: Constraint) -> str:
-    """Where a pin asks for more ranks on an axis than the cluster has, that."""
-    there = problem.cluster.num_devices
-    sizes = (*STAGE_SIZES, "pp")
-    if isinstance(item, Pin) and item.name in sizes and item.relation == "=":
-        asked = item.value if isinstance(item.value, tuple) else (item.value,)
-        numbers = [value for value in asked if isinstance(value, int)]
-        if numbers and min(numbers) > there:
-            return (
-                f"{item.name} {min(numbers)} needs as many devices, and the cluster has {there}; "
-            )
+def plain_reason(problem: Problem, item: Constraint) -> str:
+    """Why no plan has a pinned number, where arithmetic says so: too few devices or samples, or a
+    size that cannot be shared out. Says the nearest that can; empty if it is not so simple."""
+    if not isinstance(item, Pin) or item.relation != "=" or item.scope != EVERYWHERE:
+        return ""
+    asked = item.value if isinstance(item.value, tuple) else (item.value,)
+    numbers = [value for value in asked if isinstance(value, int) and value > 0]
+    if not numbers:
+        return ""
+    name, least = item.name, min(numbers)
+    there, batch = problem.cluster.num_devices, problem.batch
+    if name in (*STAGE_SIZES, "pp") and least > there:
+        return f"{name} {least} needs as many devices, and the cluster has {there}"
+    if name in REPLICAS and least > batch:
+        return f"{least} replicas need a sample each, and the global batch is {batch}"
+    if name in STAGE_SIZES and all(there % number for number in numbers):
+        return (
+            f"all stages have {name} {least} only where the number of devices is a multiple of it, "
+            f"and the cluster has {there}{_nearest(least, there)}"
+        )
+    if name == "num_microbatches" and all(batch % number for number in numbers):
+        return f"a global batch of {batch} has no {least} equal parts{_nearest(least, batch)}"
     return ""
+
+
+def _nearest(number: int, whole: int) -> str:
+    """The divisors of `whole` around a number that is none."""
+    known = divisors(whole)
+    around = (*[d for d in known if d < number][-1:], *[d for d in known if d > number][:1])
+    return f"; nearest: {' and '.join(map(str, around))}"
 
 
 def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:

@@ -35,7 +35,7 @@ from meshwright.planner.search.found import SearchLog as SearchLog
 from meshwright.planner.search.found import close_to, pipelines, with_reason
 from meshwright.planner.search.found import simplest as simplest
 from meshwright.planner.search.gc_pause import rare_collections
-from meshwright.planner.search.infeasible import explain
+from meshwright.planner.search.infeasible import explain, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
 from meshwright.planner.search.objectives import bounds_batch, rating
 from meshwright.planner.search.offers import Offer, check_logs, find_searcher, is_baseline
@@ -325,6 +325,9 @@ def _why_none(
         # What is left of the constraints may be too much for the searcher that fits all of them.
         return explain(problem, found, solve)
     except TimeUp:
+        for item in problem.constraints:
+            if reason := plain_reason(problem, item):
+                return Infeasible(f"no plan meets '{item}': {reason}")
         return Infeasible(
             f"no plan fits and meets the pins {looked}; time was up before it was known which of "
             "them are in conflict: raise time_limit_s to be told"

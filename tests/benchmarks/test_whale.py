@@ -17,6 +17,6 @@ def test_shares_by_cost_tables_are_best() -> None:
     ways = Ways.of(case, 2)
     even, whale, ours = ways.steps_s
     assert ours <= whale < even and 1.1 < ways.gain < 1.6
-    assert ways.excess_gb == [0.0, 0.0, 0.0]
+    assert ways.excess_gib == [0.0, 0.0, 0.0]
     assert row("BERT", ways).count("|") == 12
     assert mixed(2).num_devices == 4

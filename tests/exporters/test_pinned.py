@@ -1,8 +1,10 @@
 """Every option that an export names is one that its target knows."""
 
+import argparse
 import ast
 import json
 import re
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -104,6 +106,15 @@ def test_torch_knows_the_schedules_and_torchrun_its_flags():
         given = [re.sub(r'"\$\w+"', "0", word) for word in words]
         read = get_args_parser().parse_args(given)
         assert read.training_script == "train.py" and read.nproc_per_node == "8"
+
+
+def test_megatrons_own_parser_reads_its_flags():
+    """Where Megatron-LM is on the path; its package on PyPI has no parser."""
+    parser = pytest.importorskip("megatron.training.arguments", exc_type=ImportError)
+    for text in exports("megatron"):
+        words = text[text.index("MEGATRON_ARGS=(") + 15 : text.index("\n)")]
+        known = parser.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+        known.parse_args(shlex.split(words))
 
 
 def llama() -> tuple[Plan, Exported]:

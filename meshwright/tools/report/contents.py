@@ -1,16 +1,21 @@
 """All that the page shows, as plain data."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from meshwright.costmodel.explain.compare import check_run
+from meshwright.costmodel.explain.utilisation import Utilisation
 from meshwright.costmodel.simulate.replay import replay
 from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.plan.tokens import tokens_per_sample
 from meshwright.ir.profile.measured import Measured
+from meshwright.ir.profile.outliers import outliers
+from meshwright.ir.profile.profile import Profile
 from meshwright.ir.styles import style
+from meshwright.tools.report.beside_rows import beside_rows
 from meshwright.tools.report.measured_rows import measured_rows
 from meshwright.tools.report.memory_rows import memory_groups
 from meshwright.tools.report.model_tree import model_tree
@@ -19,28 +24,34 @@ from meshwright.tools.report.timeline_rows import timeline
 from meshwright.tools.report.traffic_rows import message_rows, traffic_rows
 
 
-def contents(plan: Plan, runs: Sequence[Measured] = ()) -> dict[str, Any]:
-    """Of a plan with a prediction, and of a run of it if there is one."""
+def contents(
+    plan: Plan, runs: Sequence[Measured] = (), beside: Plan | None = None,
+    profile: Profile | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Of a plan with a prediction; of a run of it, of a plan to set beside it and of the profile
+    that it was made with, if they are given."""
     if runs:
         check_run(plan, runs)
-    played = replay(plan)
+    played, other = replay(plan), replay(beside) if beside else None
     return {
         "plan": _headline(plan),
         "ranks": rank_rows(played),
-        "timeline": timeline(played, runs),
+        "timeline": timeline(played, runs, other),
         "memory": memory_groups(played),
         "traffic": traffic_rows(plan),
         "messages": message_rows(plan),
         "model": model_tree(plan),
         "search": _search(plan, plan.evidence) if plan.evidence else None,
         "measured": measured_rows(plan, runs) if runs else None,
+        "beside": beside_rows(played, other) if other else None,
+        "outliers": [asdict(one) for one in outliers(profile)] if profile else None,
         "warnings": _warnings(plan),
         "notes": list(plan.notes),
     }
 
 
 def _headline(plan: Plan) -> dict[str, Any]:
-    predicted = plan.predicted
+    predicted, use = plan.predicted, Utilisation.kept(plan)
     assert predicted
     return {
         "model": plan.model.name,
@@ -60,6 +71,7 @@ def _headline(plan: Plan) -> dict[str, Any]:
         "step_s": predicted.step_s,
         "samples_per_s": predicted.samples_per_s,
         "tokens": tokens_per_sample(plan),
+        "mfu": use.mfu(predicted.step_s) if use else None,
         "band": predicted.error_band,
         "source": predicted.source,
         "profile": plan.profile.machine if plan.profile else "",

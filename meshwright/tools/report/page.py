@@ -10,23 +10,37 @@ from pathlib import Path
 
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.measured import Measured, load_run
+from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.profile_store import load_profile
 from meshwright.tools.report.contents import contents
 
 _SCRIPTS = (
     "dom", "text", "summary", "timeline", "view", "lanes", "memory", "curve", "traffic", "model",
-    "search", "measured", "main",
+    "search", "measured", "beside", "perfetto", "main",
 )  # fmt: skip
 _STYLES = ("theme", "layout", "print")
 _FOLDER = files("meshwright.tools.report") / "page"
 
 
-def write_report(plan: Plan, path: str | Path, run: str | Path | None = None) -> None:
-    """Writes the page; with what a run measured if its folder is given."""
+def write_report(
+    plan: Plan,
+    path: str | Path,
+    run: str | Path | None = None,
+    *,
+    beside: Plan | None = None,
+    profile: str | Path | None = None,
+) -> None:
+    """Writes the page; `run`: the folder of a run to lay over it, `beside`: another plan,
+    `profile`: a file of which it says what looks disturbed."""
     runs = load_run(run) if run else ()
-    Path(path).write_text(html(plan, runs), encoding="utf-8")
+    known = load_profile(profile) if profile else None
+    Path(path).write_text(html(plan, runs, beside, known), encoding="utf-8")
 
 
-def html(plan: Plan, runs: Sequence[Measured] = ()) -> str:
+def html(
+    plan: Plan, runs: Sequence[Measured] = (), beside: Plan | None = None,
+    profile: Profile | None = None,
+) -> str:  # fmt: skip
     """The whole page."""
     script = _joined(_SCRIPTS, "js")
     style = _joined(_STYLES, "css")
@@ -34,7 +48,7 @@ def html(plan: Plan, runs: Sequence[Measured] = ()) -> str:
         title=escape(f"{plan.model.name} on {plan.cluster.name}"),
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}",
         style=style,
-        data=_embedded(contents(plan, runs)),
+        data=_embedded(contents(plan, runs, beside, profile)),
         script=script,
     )
 

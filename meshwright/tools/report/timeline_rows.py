@@ -11,7 +11,7 @@ MOST = 250_000
 """Actions that a page holds; of more rows only some are shown, evenly picked."""
 TICKS = 10_000_000
 """A whole timeline in units of its numbers."""
-_KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
+KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
 """A forward that keeps all, and what is made again, are drawn as forwards."""
 _PHASES = ("gradients", "optimizer", "publish")
 
@@ -20,35 +20,61 @@ Bar = tuple[int, int, int, float, float]
 in seconds."""
 
 
-def timeline(played: Replay, runs: Sequence[Measured]) -> dict[str, Any]:
-    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`."""
-    table = played.timeline.table
-    shown = _picked(len(table.rows), len(table.items))
+def timeline(
+    played: Replay, runs: Sequence[Measured], beside: Replay | None = None
+) -> dict[str, Any]:
+    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`; with those of another plan
+    if one is given."""
+    shown = _shown(played)
     predicted = [_bars(played, rank) for rank in shown]
     measured = [_measured(played, runs, rank) for rank in shown] if runs else []
-    span_s = max((bar[4] for row in (*predicted, *measured) for bar in row), default=1.0) or 1.0
+    others = _shown(beside) if beside else []
+    other = [_bars(beside, rank) for rank in others] if beside else []
+    rows = (*predicted, *measured, *other)
+    span_s = max((bar[4] for row in rows for bar in row), default=1.0) or 1.0
     return {
         "span_s": span_s,
         "step_s": played.predicted.step_s,
         "met_s": played.met_s,
         "ticks": TICKS,
         "ranks": shown,
-        "left_out": len(table.rows) - len(shown),
+        "left_out": len(played.timeline.table.rows) - len(shown),
         "predicted": [_flat(row, span_s) for row in predicted],
         "measured": [_flat(row, span_s) for row in measured],
+        "beside_ranks": others,
+        "beside": [_flat(row, span_s) for row in other],
         "stages": len(played.plan.stages),
         "bubble": played.timeline.bubble,
+        "collectives": collectives(played),
+        "beside_collectives": collectives(beside) if beside else [],
     }
 
 
-def _picked(rows: int, actions: int) -> list[int]:
-    every = max(1, -(-actions // MOST))
-    return list(range(0, rows, every))
+def _shown(played: Replay) -> list[int]:
+    """Pipeline ranks that have a row."""
+    table = played.timeline.table
+    every = max(1, -(-len(table.items) // MOST))
+    return list(range(0, len(table.rows), every))
+
+
+def collectives(played: Replay) -> list[list[float]]:
+    """Per stage, the share of each kind of action (F, B, I, W) that goes to collectives inside
+    blocks, as far as its rank waits for them."""
+    detail = played.detail
+    stages = [detail.stage(i) for i in range(len(played.plan.stages))] if detail else []
+    return [
+        [
+            next((round(kept.collectives[name] / kept.actions[name], 4)
+                  for name in (kind, f"{kind} last") if kept.collectives.get(name)), 0.0)
+            for kind in "FBIW"
+        ]
+        for kept in stages
+    ]  # fmt: skip
 
 
 def _bars(played: Replay, rank: int) -> list[Bar]:
     bars: list[Bar] = [
-        (_KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
+        (KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
         for action, start_s, end_s in played.timeline.entries[rank]
     ]
     ended, now = played.ending(rank), played.met_s
@@ -78,7 +104,7 @@ def _timed(timed: TimedAction, later_s: float) -> Iterator[Bar]:
         yield 4 + _PHASES.index(timed.name), -1, -1, begun_s, end_s
     elif timed.name[:1].isdigit():
         action = parse_action(timed.name)
-        yield _KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
+        yield KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
 
 
 def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:

@@ -10,6 +10,7 @@ from meshwright.costmodel.simulate.replay import Replay, replay
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import Work
 from meshwright.ir.plan.show import ranges
+from meshwright.tools.report.timeline_rows import KINDS, collectives
 
 _NAMES = {Work.FORWARD: "forward", Work.BACKWARD: "backward", Work.BACKWARD_INPUT: "backward",
           Work.BACKWARD_WEIGHT: "backward weights", Work.FORWARD_KEEPING: "forward",
@@ -19,7 +20,7 @@ _COLOURS = {Work.FORWARD: "thread_state_running", Work.BACKWARD: "thread_state_i
             Work.BACKWARD_WEIGHT: "thread_state_runnable",
             Work.FORWARD_KEEPING: "thread_state_running",
             Work.RECOMPUTE: "thread_state_runnable"}  # fmt: skip
-_COMPUTE, _MESSAGES = 0, 1
+_COMPUTE, _MESSAGES, _COLLECTIVES = 0, 1, 2
 Event = dict[str, Any]
 
 
@@ -47,10 +48,17 @@ def _rank(played: Replay, rank: int) -> Iterator[Event]:
     yield _meta("process_sort_index", rank, rank)
     yield _meta("thread_name", rank, "compute", _COMPUTE)
     yield _meta("thread_name", rank, "messages", _MESSAGES)
+    shares = collectives(played)
+    if any(any(shares[stage]) for stage in own if shares):
+        yield _meta("thread_name", rank, "collectives in blocks", _COLLECTIVES)
     for action, start_s, end_s in played.timeline.entries[rank]:
         yield _bar(rank, _COMPUTE, str(action), start_s, end_s, cat=_NAMES[action.work],
                    cname=_COLOURS[action.work],
                    args={"stage": action.stage, "microbatch": action.microbatch})  # fmt: skip
+        share = shares[action.stage][KINDS[action.work]] if shares else 0.0
+        if share:
+            yield _bar(rank, _COLLECTIVES, f"in {action}", end_s - share * (end_s - start_s), end_s,
+                       cat="collectives in blocks")  # fmt: skip
     yield from _ending(played, rank)
     yield from _memory(played, rank, own)
 

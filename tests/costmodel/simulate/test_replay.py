@@ -1,11 +1,14 @@
 """What a plan keeps of its prediction: the step again from the plan alone, and what it sends."""
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 
 import pytest
 
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.explain.detail import KIND_NAMES
+from meshwright.costmodel.explain.utilisation import Utilisation, step_flops
 from meshwright.costmodel.simulate.replay import replay
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
@@ -74,6 +77,30 @@ def test_memory_over_time_peaks_where_the_prediction_says(name):
         # The curve ends with the schedule; the optimizer's step may hold a little more.
         assert held <= memory.tensor_bytes
         assert held >= 0.8 * (memory.tensor_bytes - memory.inputs_bytes)
+
+
+@pytest.mark.parametrize("name", ["tensor", "recomputed", "pipeline"])
+def test_collectives_of_all_actions_are_what_the_rank_spends_in_blocks(name):
+    plan = kept(name)
+    assert plan.predicted and plan.predicted.detail
+    detail, timeline = plan.predicted.detail, replay(plan).timeline
+    for rank, seconds in enumerate(detail.ranks):
+        found = 0.0
+        for position in timeline.table.rows[rank]:
+            item = timeline.table.items[position]
+            found += detail.stage(item.stage).collectives.get(KIND_NAMES[item.kind], 0.0)
+        assert found == pytest.approx(seconds.seconds.get("tensor", 0.0), rel=1e-3)
+        assert (found > 0) == (name != "pipeline")
+
+
+def test_a_plan_says_how_much_of_its_devices_it_uses():
+    plan, given = kept("tensor"), asked()
+    use = Utilisation.kept(plan)
+    assert use and use.flops == pytest.approx(step_flops(given.graph), rel=1e-5)
+    assert use.peak_flops == pytest.approx(4 * given.cluster.device(0).peak("float32"), rel=1e-5)
+    assert use.mfu(2.0) == pytest.approx(use.flops / 2.0 / use.peak_flops)
+    assert plan.predicted
+    assert Utilisation.kept(replace(plan, predicted=replace(plan.predicted, detail=None))) is None
 
 
 def sent(name: str, **what: str) -> int:

@@ -17,6 +17,7 @@ from meshwright.ir.plan.plan_io import dumps
 from meshwright.ir.plan.show import to_text
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.infeasible import plain_reason
 from meshwright.planner.search.offers import Offer
 from meshwright.planner.search.search import run, search, search_problem
 from tests.planner.problems import cluster, mlp, problem, traced
@@ -176,7 +177,13 @@ def test_pins_that_no_plan_has() -> None:
     text = conflict("tp=3")
     assert "tp 3 needs as many devices, and the cluster has 2; without 'tp=3': tp=" in text
     assert "block layers.0 on stage 0" in conflict("block layers.0 on stage 1")
-    assert "num_microbatches=" in conflict("num_microbatches=3")
+    text = conflict("num_microbatches=3")
+    assert "has no 3 equal parts; nearest: 2 and 4" in text and "num_microbatches=" in text
+    text = conflict("tp=3", num_devices=4)
+    assert "multiple of it, and the cluster has 4; nearest: 2 and 4" in text
+    many = problem(mlp(), cluster(16), constraints=("dp_replicate=16",))
+    (pin,) = many.constraints
+    assert plain_reason(many, pin) == "16 replicas need a sample each, and the global batch is 8"
     assert "pp=" in conflict("pp=4", num_devices=4)  # three blocks
 
 

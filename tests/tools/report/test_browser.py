@@ -1,11 +1,13 @@
 """The page in headless Chromium: it draws, zooms, filters, fits narrow screens, and prints."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
 from meshwright.ir.plan.plan import FormChoice
+from meshwright.ir.profile.profile import CopyRecord, Machine, Profile, Timing
 from meshwright.tools.report.page import html, write_report
 from tests.costmodel.explain.runs import predicted_plan
 from tests.tools.report.browser import browser
@@ -25,6 +27,37 @@ return seen;
 """
 
 
+FAINT = """
+const light = (rgb) => rgb.map((c) => c / 255)
+  .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+const parts = (text) => text.match(/[0-9.]+/g).map(Number);
+const clear = (text) => parts(text).length === 4 && parts(text)[3] === 0;
+function behind(node) {
+  for (let up = node; up; up = up.parentElement) {
+    const colour = getComputedStyle(up).backgroundColor;
+    if (!clear(colour)) return parts(colour).slice(0, 3);
+  }
+  return [255, 255, 255];
+}
+const found = [];
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const node = walk.currentNode.parentElement;
+  const box = node.getBoundingClientRect();
+  const text = walk.currentNode.data.trim().slice(0, 40);
+  if (!text || !box.width || ["SCRIPT", "OPTION"].includes(node.tagName)) continue;
+  if (node.closest(".dim")) continue;  // blocks of other stages, when one is looked at
+  const style = getComputedStyle(node);
+  const ink = node instanceof SVGElement ? style.fill : style.color;
+  const [a, b] = [light(parts(ink).slice(0, 3)), light(behind(node))].sort((x, y) => y - x);
+  const contrast = (a + 0.05) / (b + 0.05);
+  if (contrast < 4.5) found.push(`${contrast.toFixed(2)}: ${text}`);
+}
+return found;
+"""
+
+
 @pytest.fixture(scope="module")
 def chromium():
     with browser() as found:
@@ -40,9 +73,11 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, 1400, 2560])
 @pytest.mark.parametrize("name", PLANS)
-def test_it_draws_and_nothing_sticks_out(chromium, pages, name, width, dark):
+def test_it_draws_and_nothing_sticks_out_and_all_text_is_readable(
+    chromium, pages, name, width, dark
+):
     chromium.open(pages[name], width=width, dark=dark)
     chromium.frame()
     assert chromium.logged() == []
@@ -51,6 +86,7 @@ def test_it_draws_and_nothing_sticks_out(chromium, pages, name, width, dark):
     found = chromium.run("return [...document.querySelectorAll('section')].map((s) => s.id)")
     assert set(found) == sections
     assert len(chromium.run(COLOURS)) > 8
+    assert chromium.run(FAINT) == []
 
 
 def test_what_the_next_forward_hides_is_said(chromium, pages, tmp_path):
@@ -111,9 +147,57 @@ def test_a_run_is_laid_over_the_prediction(chromium, tmp_path):
         "[...document.querySelectorAll('button')].find((b) => b.textContent === 'measured').click()"
     )
     assert chromium.run(lanes) == [[0, True], [1, True]]
+    both = "[...document.querySelectorAll('button')].find((b) => b.textContent === 'all').click()"
+    chromium.run(both)
+    assert chromium.run(lanes) == [[0, False], [0, True], [1, False], [1, True]]
     assert "inside the stated 20%" in chromium.run(
         "return document.querySelector('#measured').textContent"
     )
+
+
+def test_another_plan_lies_beside_it_and_goes_to_perfetto_too(chromium, tmp_path):
+    plan, page = piped(4, 2, 8, 6), tmp_path / "both.html"
+    detail = plan.predicted.detail
+    kinds = tuple(replace(kind, collectives={"F": 0.0025}) for kind in detail.kinds)
+    told = replace(detail, kinds=kinds, model_flops=3e12, peak_flops=1e14)
+    plan = replace(plan, predicted=replace(plan.predicted, detail=told))
+    profile = Profile(
+        machine=Machine(device="a", kind="cpu", driver="", torch="2", backend="gloo"),
+        copies=tuple(
+            CopyRecord(direction="within", nbytes=n, time=Timing(median_s=s, spread=0.01, count=9))
+            for n, s in ((1 << 20, 4e-3), (2 << 20, 2e-3), (4 << 20, 4e-3))
+        ),
+    )
+    page.write_text(html(plan, (), piped(2, 4, 8, 6), profile))
+    chromium.open(page)
+    assert chromium.logged() == []
+    assert chromium.run("return chart.lanes.map((l) => [l.rank, l.other])") == [
+        [0, False], [0, True], [1, False], [1, True], [2, False], [3, False],
+    ]  # fmt: skip
+    text = chromium.run("return document.body.innerText")
+    share = 3e12 / plan.predicted.step_s / 1e14
+    assert f"{share:.1%}\nof the devices' peak (MFU)" in text
+    assert "22.2%" in chromium.run("return document.querySelector('#beside').innerText")
+    odd = chromium.run("return document.querySelector('#outliers').innerText")
+    assert "copy within of 1 MiB" in odd and "2.0 times as long as copy within of 2 MiB" in odd
+    assert chromium.run(FAINT) == []
+    events = json.loads(chromium.run("return traceText()"))["traceEvents"]
+    assert {e["pid"] for e in events} == set(range(6))
+    (first,) = [e for e in events if e["pid"] == 0 and e["name"] == "0F0"]
+    assert first["dur"] == pytest.approx(1e4, rel=1e-3)
+    assert first["args"]["collectives_in_blocks_ms"] == pytest.approx(2.5, rel=1e-3)
+    # Perfetto is asked only when the button is pressed; then it gets the trace when it listens.
+    sent = chromium.run("""
+        const sent = [], window_ = { closed: false, postMessage: (what) => sent.push(what) };
+        window.open = (address) => { sent.push(address); return window_; };
+        document.getElementById("perfetto").click();
+        const heard = new MessageEvent("message", { data: "PONG", origin: PERFETTO });
+        Object.defineProperty(heard, "source", { value: window_ });
+        dispatchEvent(heard);
+        const last = sent[sent.length - 1].perfetto;
+        return [sent[0], new TextDecoder().decode(last.buffer) === traceText()];
+    """)
+    assert sent == ["https://ui.perfetto.dev", True]
 
 
 def test_which_way_kernels_went(chromium, tmp_path):

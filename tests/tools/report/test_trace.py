@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_every_action_and_message_is_there_once():
     begun = {e["id"] for e in events if e["ph"] == "b"}
     ended = {e["id"] for e in events if e["ph"] == "e"}
     assert begun == ended and len(begun) == 3 * 6 * 2
+
+
+def test_collectives_inside_blocks_have_a_line_of_their_own():
+    plan = piped(4, 2, 8, 6)
+    detail = plan.predicted.detail
+    kinds = tuple(replace(kind, collectives={"B last": 0.002}) for kind in detail.kinds)
+    told = replace(plan.predicted, detail=replace(detail, kinds=kinds))
+    found = [e for e in trace(replace(plan, predicted=told))["traceEvents"] if e.get("tid") == 2]
+    assert len([e for e in found if e["ph"] == "M"]) == 4  # a line for each rank
+    bars = [e for e in found if e["ph"] == "X"]
+    assert len(bars) == 4 * 6 and all(e["name"].startswith("in ") for e in bars)
+    assert sum(e["dur"] for e in bars) == pytest.approx(4 * 6 * 2000, rel=1e-2)
 
 
 def test_it_ends_when_the_step_ends():

@@ -65,7 +65,8 @@ function area(points, low, high, x, y) {
 function grid(top, x, y) {
   const c = CURVE;
   const span_s = DATA.timeline.met_s;
-  const across = ticks(0, top, 5).map((n) => [
+  const [, unit] = UNITS_B.find(([, size]) => top >= size) || ["B", 1];
+  const across = ticks(0, top / unit, 5).map((n) => n * unit).map((n) => [
     svg("line", { class: "rule", x1: c.left, x2: c.width - c.right, y1: y(n), y2: y(n) }),
     svg("text", { x: c.left - 8, y: y(n) + 4, "text-anchor": "end", text: bytes(n) })]);
   const along = ticks(0, span_s, c.width / 110).map((at) => svg("text", { y: c.height - 6,

@@ -1,6 +1,6 @@
 // Puts the page together.
 
-const SHORT = { time: "time", timeline: "timeline", measured: "measured", memory: "memory", traffic: "communication",
+const SHORT = { time: "time", timeline: "timeline", measured: "measured", beside: "other plan", outliers: "disturbed", memory: "memory", traffic: "communication",
   model: "placements", search: "search", notes: "to know" };
 
 function chooseStage(stage) {
@@ -34,8 +34,8 @@ function foot() {
 
 function build() {
   look(0, span());
-  const parts = [whereTimeGoes(), timelineSection(), measuredSection(), memorySection(), trafficSection(), modelSection(),
-    searchSection(), notesSection()].filter(Boolean);
+  const parts = [whereTimeGoes(), timelineSection(), besideSection(), measuredSection(), memorySection(), trafficSection(), modelSection(),
+    searchSection(), outlierSection(), notesSection()].filter(Boolean);
   const links = parts.map((part) => el("a", { href: `#${part.id}`, text: SHORT[part.id] }));
   document.getElementById("page").append(...headline(), figures(), el("nav", {}, links, stageFilter()), ...parts, foot());
   document.body.append(tip);

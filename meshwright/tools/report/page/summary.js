@@ -28,8 +28,9 @@ function figures() {
   const fullest = DATA.memory[0];
   const found = [
     figure(seconds(p.step_s), "per step", `± ${percent(p.band)}, ${p.source}`),
-    figure(digits(p.samples_per_s), "samples per second",
-      p.tokens > 1 && `${digits(p.samples_per_s * p.tokens / p.used)} tokens/s per device`),
+    figure(digits(p.samples_per_s), "samples per second"),
+    p.tokens > 1 && figure(digits(p.samples_per_s * p.tokens / p.used), "tokens per second and device"),
+    p.mfu !== null && figure(percent(p.mfu, 1), "of the devices' peak (MFU)", "work of the model as written"),
     figure(bytes(fullest.used), fullest.room ? `of ${bytes(fullest.room)} on the fullest rank`
       : "on the fullest rank", fullest.room && `${percent(fullest.used / fullest.room)} used`),
   ];
@@ -38,7 +39,7 @@ function figures() {
     const s = DATA.search;
     found.push(figure(percent(s.gap, 1), "above the bound", `${s.bounded} takes less than ${seconds(s.bound_s)}`));
   }
-  return el("div", { class: "figures" }, found);
+  return el("div", { class: "figures" }, found.filter(Boolean));
 }
 
 // Ranks whose seconds are equal to within 0.2 % of the step are one row.

@@ -6,7 +6,7 @@ const AXIS = 26;
 
 function timelineSection() {
   const t = DATA.timeline;
-  if (t.measured.length) chart.mode = "both";
+  if (modes().length > 1) chart.mode = "all";
   chart.canvas = el("canvas", { id: "timeline-canvas", tabindex: 0, role: "img",
     "aria-label": `Timeline of ${plural(DATA.ranks.length, "pipeline rank")} over ${seconds(t.span_s)}` });
   chart.inner = el("div", {}, chart.canvas);
@@ -23,11 +23,19 @@ function timelineSection() {
   view.listeners.push(paint);
   onFilter(arrange);
   new ResizeObserver(arrange).observe(chart.box);
-  const used = [...new Set(t.predicted.concat(t.measured).flatMap(kindsOf))].sort();
+  const used = [...new Set(t.predicted.concat(t.measured, t.beside).flatMap(kindsOf))].sort();
+  const strips = t.collectives.concat(t.beside_collectives).flat().some((share) => share > 0);
   return section("timeline", "Timeline of a step", timelineWords(), timelineTools(),
     el("div", { class: "stagebox" }, chart.box),
     legend(used.map((kind) => [WORK_COLOURS[kind], WORK_NAMES[kind]])
-      .filter(([name], i, all) => all.findIndex(([n]) => n === name) === i)));
+      .filter(([name], i, all) => all.findIndex(([n]) => n === name) === i)
+      .concat(strips ? [["tensor", "strip at the foot of an action: its share in collectives inside blocks"]] : [])));
+}
+
+// What rows there are to choose from.
+function modes() {
+  const t = DATA.timeline;
+  return ["predicted", t.measured.length && "measured", t.beside.length && OTHER].filter(Boolean);
 }
 
 function kindsOf(bars) {
@@ -46,8 +54,8 @@ function timelineWords() {
 }
 
 function timelineTools() {
-  const modes = DATA.timeline.measured.length ? ["predicted", "measured", "both"] : [];
-  const buttons = modes.map((mode) => el("button", { text: mode, "aria-pressed": `${mode === chart.mode}`,
+  const known = modes();
+  const buttons = (known.length > 1 ? [...known, "all"] : []).map((mode) => el("button", { text: mode, "aria-pressed": `${mode === chart.mode}`,
     onclick: () => {
       chart.mode = mode;
       buttons.forEach((b) => b.setAttribute("aria-pressed", `${b.textContent === mode}`));
@@ -58,7 +66,10 @@ function timelineTools() {
   return el("div", { class: "tools" }, buttons, el("span", { class: "gap" }),
     el("button", { text: "zoom in", id: "zoom-in", onclick: () => zoom(2) }),
     el("button", { text: "zoom out", onclick: () => zoom(0.5) }),
-    el("button", { text: "all", id: "zoom-all", onclick: lookAtAll }),
+    el("button", { text: "whole step", id: "zoom-all", onclick: lookAtAll }),
+    el("button", { text: "open in Perfetto", id: "perfetto", onclick: openInPerfetto,
+      title: "opens ui.perfetto.dev and hands it this timeline; it stays in your browser" }),
+    el("button", { text: "save trace", id: "save-trace", onclick: saveTrace, title: "the timeline as a Chrome trace" }),
     many && el("button", { text: "taller rows", onclick: taller(1.6) }),
     many && el("button", { text: "lower rows", onclick: taller(1 / 1.6) }));
 }
@@ -94,6 +105,7 @@ function paint() {
   pen.clearRect(0, 0, width, chart.height);
   const palette = WORK_COLOURS.map(colour);
   palette.text = colour("on-bar");
+  palette.tensor = colour("tensor");
   const box = { left: gutter(), right: width, top: AXIS };
   rows(pen, box, palette);
   scale(pen, box);
@@ -130,11 +142,12 @@ function rowName(pen, lane, n, place, box) {
   if (n % every) return;
   pen.font = "12px system-ui, sans-serif";
   pen.textAlign = "right";
-  pen.fillStyle = colour(lane.measured ? "ink" : "soft");
-  const rank = DATA.ranks[lane.rank];
+  pen.fillStyle = colour(lane.measured || lane.other ? "ink" : "soft");
+  const rank = lane.ranks[lane.rank];
   const wide = box.left > 100;
+  const whose = lane.other ? "other" : "";
   const name = lane.measured ? "measured" : wide && rowHeight() >= 10
-    ? `${DATA.ranks.length > 1 ? `${lane.rank} · ` : ""}devices ${rank.devices}` : `${lane.rank}`;
+    ? `${lane.ranks.length > 1 ? `${lane.rank} · ` : ""}${whose || "devices"} ${rank.devices}` : `${whose} ${lane.rank}`.trim();
   pen.fillText(name, box.left - 8, place.top + Math.max(place.height, 8) / 2, box.left - 10);
 }
 

@@ -1,7 +1,6 @@
 """How much of what the devices can compute a step uses: model FLOPs, as torchtitan counts them."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -14,21 +13,34 @@ def step_flops(graph: Graph) -> float:
     return 3.0 * sum(op.flops for op in graph.ops)
 
 
+def peak_flops(plan: Plan, cluster: Cluster) -> float:
+    """What the plan's devices reach together at best, by their data sheets, in a second."""
+    dtype = precision(plan.precision).products
+    ranks = {rank for stage in plan.stages for rank in stage.devices}
+    return sum(cluster.device(rank).peak(dtype) for rank in ranks)
+
+
 @dataclass(frozen=True)
 class Utilisation:
     """Of a plan on the machines it is for."""
 
     plan: Plan
-    cluster: Cluster
     flops: float
     """Of a step."""
+    peak_flops: float
+    """Of its devices together, in a second."""
 
-    @cached_property
-    def peak_flops(self) -> float:
-        """What the plan's devices reach together at best, by their data sheets, in a second."""
-        dtype = precision(self.plan.precision).products
-        ranks = {rank for stage in self.plan.stages for rank in stage.devices}
-        return sum(self.cluster.device(rank).peak(dtype) for rank in ranks)
+    @classmethod
+    def on(cls, plan: Plan, cluster: Cluster, flops: float) -> "Utilisation":
+        return cls(plan, flops, peak_flops(plan, cluster))
+
+    @classmethod
+    def kept(cls, plan: Plan) -> "Utilisation | None":
+        """As the plan's prediction has it; None: it was made by a version that did not say."""
+        detail = plan.predicted.detail if plan.predicted else None
+        if detail is None or not detail.model_flops or not detail.peak_flops:
+            return None
+        return cls(plan, detail.model_flops, detail.peak_flops)
 
     def mfu(self, step_s: float) -> float:
         """Share of the peak that a step of so many seconds uses."""
