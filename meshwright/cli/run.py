@@ -55,7 +55,7 @@ Hang = Annotated[
 Elastic = Annotated[
     bool,
     typer.Option(
-        help="with --save: go on with what is left of this machine when ranks die or hang"
+        help="with --save: go on with what is left of the machines when ranks die or hang"
     ),
 ]
 RetryLost = Annotated[

@@ -227,7 +227,8 @@ def take_part(
             )
             try:
                 code = supervisor.run(asked)
-                crew.end(code)
+                if not (asked and code):  # else this node leaves, and another one may lead
+                    crew.end(code)
             finally:
                 crew.members.close()
             return code

@@ -18,6 +18,7 @@ from meshwright.running.nodes.meeting import Meeting
 from meshwright.running.nodes.members import Members, Membership
 from meshwright.running.ranks import JobEnd
 from meshwright.runtime.world import launcher
+from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
 
@@ -102,8 +103,12 @@ class LeadingCrew:
     ) -> dict[int, JobEnd]:  # fmt: skip
         """How the ranks of other nodes ended, of those that live to say it."""
         ends: dict[int, JobEnd] = {}
-        told, left = self.meeting.store, False
-        while not asked and (late := {m: n for m, n in others.items() if n not in ends}):
+        told, left, until = self.meeting.store, False, float("inf")
+        while (late := {m: n for m, n in others.items() if n not in ends}) and (
+            time.monotonic() < until
+        ):
+            if asked:  # this node leaves, and with it the store in which their ranks save
+                until = min(until, time.monotonic() + GRACE_S)
             here = self.members.here()
             for number, node in late.items():
                 key = f"end/{start.number}/{number}"
