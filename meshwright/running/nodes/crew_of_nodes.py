@@ -41,8 +41,8 @@ class LeadingCrew:
     """Nodes, without which the job waits."""
     expected: set[int]
     """Nodes that the first start waits for, for a while."""
-    _running: set[int] = field(default_factory=set)
-    """Nodes of the newest start."""
+    _known: set[int] = field(default_factory=set)
+    """Members that the newest start could have."""
 
     def gather(self, asked: Sequence[int]) -> str:
         began = time.monotonic()
@@ -65,7 +65,7 @@ class LeadingCrew:
         return {device for node in away for device in self.starter.devices_of(node)}
 
     def has_more(self) -> bool:
-        return not self.members.nodes() <= self._running
+        return not self.members.here().keys() <= self._known
 
     def run(
         self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
@@ -76,8 +76,8 @@ class LeadingCrew:
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
         self.members.next_start = start.number + 1
         here = self.members.here()
-        self._running = {own, *here.values()}
-        if away := {n: r for n, r in ranks_of.items() if r and n not in self._running}:
+        self._known, there = set(here), {own, *here.values()}
+        if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
             return JobEnd({}, _gone(away, None))  # between the search and now
         others = {m: n for m, n in here.items() if ranks_of[n]}
         first = next(n for n, ranks in ranks_of.items() if 0 in ranks)
