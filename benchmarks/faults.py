@@ -184,6 +184,19 @@ def _end_node(x: Tensor) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
 
 
+_NODE = """
+import runpy, sys, time
+from meshwright.running import elastic
+from meshwright.running.nodes.meeting import parse_places
+
+own, (first, *_) = sys.argv.pop(1), parse_places(sys.argv[sys.argv.index("--rdzv") + 1])
+while own != "0" and not first.answers():
+    time.sleep(0.05)
+runpy.run_module("meshwright", run_name="__main__", alter_sys=True)
+"""
+"""A node's process: the first one leads, and the others come at once, however slow the machine."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One kind."""
@@ -332,16 +345,15 @@ def _on_nodes(command: Sequence[str], fault: Fault, folder: Path, own: Mapping[s
     def node(number: int) -> subprocess.Popen[bytes]:
         with (folder / f"said-{number}").open("ab") as said:
             return subprocess.Popen(
-                [*command, *more, "--node", str(number)], env=own, stderr=said, stdout=said
-            )
+                [sys.executable, "-c", _NODE, str(number), *command[3:], *more, "--node",
+                 str(number)], env=own, stderr=said, stdout=said,
+            )  # fmt: skip
 
     def wait(event: Callable[[], bool]) -> None:
         while not event() and time.monotonic() < until:
             time.sleep(0.1)
 
-    nodes = [node(0)]
-    wait(places[0].answers)  # it leads
-    nodes.append(node(1))
+    nodes = [node(number) for number in range(NODES)]
     if fault.comes_back:
         wait(lambda: nodes[1].poll() is not None)
         wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())

@@ -35,7 +35,8 @@ class PlannedSaves:
         most, held_s = 0, 0.0
         for stage, known in zip(plan.stages, plan.predicted.stages, strict=True):
             copied = known.memory.parameters_bytes + known.memory.optimizer_bytes
-            for device in {cluster.device(rank) for rank in stage.devices}:
+            kinds = {cluster.device(rank).name: cluster.device(rank) for rank in stage.devices}
+            for device in kinds.values():
                 rate = link_rate(device) if device.is_apart else device.memory_bandwidth_bytes_per_s
                 most, held_s = max(most, copied), max(held_s, copied / rate)
         cost = SavingCost(held_s=held_s, write_s=0.0, between_s=LLAMA_3.between_s(plan.world_size))
