@@ -188,12 +188,17 @@ class Failures:
     def _judge_silent(self, peer: int, last: RankStanding) -> None:
         """Publishes why the neighbour does not beat, if it should."""
         if last.phase != LEFT:
-            step = max(last.step, self._progress.step)  # a beat may be some steps old
-            at = f"in step {step}" if step > last.step else str(last)
+            step, at = self._place(last)
             text = f"rank {peer} died or was stopped, {at}: no sign of life for {self._dead_s:g} s"
             publish(self._store, FirstFailure("died", peer, step, text))
         elif self._stuck_s() > self._dead_s and standing(self._progress).waits:
             publish(self._store, _has_left(peer, last))
+
+    def _place(self, last: RankStanding) -> tuple[int, str]:
+        """Step and place of a rank that died: its last beat may be some steps old, and it was no
+        further behind than this rank, which waits for it."""
+        step = max(last.step, self._progress.step)
+        return step, f"in step {step}" if step > last.step else str(last)
 
     def _stuck_s(self) -> float:
         """Since when this rank has been at one place of a step."""
@@ -234,7 +239,8 @@ class Failures:
             time.sleep(3 * self._beat_s)
             for rank, beat in known.items():
                 if (last := loads(beat)).phase != LEFT and self._store.get(keys[rank]) == beat:
-                    return FirstFailure("died", rank, last.step, f"rank {rank} died, {last}")
+                    step, at = self._place(last)
+                    return FirstFailure("died", rank, step, f"rank {rank} died, {at}")
             for rank, found in standings(self._store, self._world).items():
                 if found.phase == LEFT and rank != self._rank:
                     return _has_left(rank, found)
