@@ -222,8 +222,9 @@ def take_part(
             if newest is not None:  # the leader before has gone
                 supervisor.started = newest.number + 1
                 supervisor.failures = [FirstFailure.loads(text) for text in newest.failures]
+            least = nodes.least_of(starter.cluster.num_nodes)
             supervisor.crew = crew = lead(
-                meeting, starter, nodes.least_of(starter.cluster.num_nodes), max(node, 0), expected
+                meeting, starter, least, max(node, 0), expected, supervisor.started
             )
             try:
                 code = supervisor.run(asked)
@@ -241,5 +242,5 @@ def take_part(
             gone = meeting.place
         finally:
             follower.membership.leave()
-        newest, node = follower.newest, follower.node
+        newest, node, expected = follower.newest, follower.node, follower.others or expected
     return RETRY

@@ -104,6 +104,11 @@ def test_the_leader_knows_who_is_there():
     assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
     here.dismiss(other.number)
     assert here.nodes() == {0} and not other.is_gone()
+    third = Membership(store, store.add(members._COUNT, 1))
+    store.set(f"hello/{third.number}", json.dumps(0))
+    here.look()
+    with pytest.raises(PlanError, match="--node 0: the node that leads"):
+        third.placed()
 
 
 @dataclass(frozen=True)
@@ -200,11 +205,13 @@ def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkey
         while not codes and time.monotonic() < until:
             time.sleep(0.02)
         assert codes == [RETRY]
+        end = _run(crew, _start(1))
+        assert end.cause.text == "node 1 is gone" and not end.codes, "since the search"
         found = meet([crew.meeting.place], "job", WAIT_S)
         again = Membership.join(found.store, 1)
         while not crew.has_more():
             time.sleep(0.02)
-        assert again.placed() == (1, 1) and crew.absent() == set()
+        assert again.placed() == (1, 2) and crew.absent() == set()
         again.leave()
 
 

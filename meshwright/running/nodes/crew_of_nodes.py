@@ -77,11 +77,13 @@ class LeadingCrew:
         self.members.next_start = start.number + 1
         here = self.members.here()
         self._known, there = set(here), {own, *here.values()}
+        line = start.dumps() | {"port": store.port, "others": sorted(there - {own})}
         if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
-            return JobEnd({}, _gone(away, None))  # between the search and now
+            # Between the search and now: so that number is used, and nobody has ranks.
+            told.set(f"start/{start.number}", json.dumps(line | {"devices": []}))
+            return JobEnd({}, _gone(away, None))
         others = {m: n for m, n in here.items() if ranks_of[n]}
         first = next(n for n, ranks in ranks_of.items() if 0 in ranks)
-        line = start.dumps() | {"port": store.port}
         told.set(f"start/{start.number}", json.dumps(line))
 
         def asks() -> bool:
@@ -129,10 +131,15 @@ class LeadingCrew:
 
 
 def lead(
-    meeting: Meeting, starter: RankStarter, least: int, own: int, expected: set[int]
+    meeting: Meeting,
+    starter: RankStarter,
+    least: int,
+    own: int,
+    expected: set[int],
+    next_start: int = 0,
 ) -> LeadingCrew:
     """What whoever has opened the meeting has; to be ended by closing its `members`."""
-    members = Members(meeting.store, starter.cluster.num_nodes, own)
+    members = Members(meeting.store, starter.cluster.num_nodes, own, next_start)
     members.watch()
     return LeadingCrew(starter, meeting, members, least, expected)
 
@@ -187,6 +194,8 @@ class Follower:
     newest: JobStart | None = None
     """The start that it has heard of last: who takes over goes on after it."""
     node: int = -1
+    others: set[int] = field(default_factory=set)
+    """Nodes that were there at that start, without the leader's: who takes over waits for them."""
 
     def run(self, asked: list[int]) -> int | None:
         """The exit code of the job; None if this node is to come anew, since it was taken for dead.
@@ -207,12 +216,13 @@ class Follower:
             time.sleep(_POLL_S)
 
     def _start(self, line: dict[str, Any], asked: list[int]) -> None:
-        store = launcher.connected(self.meeting.place.host, line.pop("port"))
+        port, self.others = line.pop("port"), set(line.pop("others"))
         devices, failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
         start = self.newest = JobStart(**line, devices=devices, failures=failures)
         own, told = self.starter.ranks_of(start, self.node), self.meeting.store
         if not own:
             return
+        store = launcher.connected(self.meeting.place.host, port)
 
         def asks() -> bool:
             return 0 in own and bool(told.check([f"leave/{start.number}"]))

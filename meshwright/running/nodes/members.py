@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from meshwright.ir.errors import PlanError
 from meshwright.runtime.world.failure import BEAT_S
 
 QUIET_BEATS = 8
@@ -99,7 +100,12 @@ class Members:
 
     def _place(self, number: int, wanted: int) -> None:
         """Gives it the node that it asks for, else the first free one; it waits if there is none:
-        who was there before it may not be known to be dead yet."""
+        who was there before it may not be known to be dead yet. The leader's own is not to be had.
+        """
+        if wanted == self.own:
+            del self._waiting[number]
+            self.store.set(f"place/{number}", json.dumps({"taken": wanted}))
+            return
         taken = {self.own, *(member.node for member in self._here.values())}
         free = [node for node in range(self.num_nodes) if node not in taken]
         if wanted >= 0:
@@ -134,11 +140,17 @@ class Membership:
         return found
 
     def placed(self) -> tuple[int, int] | None:
-        """The node that it is, and the first start that it may take part in, once it is known."""
+        """The node that it is, and the first start that it may take part in, once it is known.
+        PlanError if it asks for the node of the one who leads."""
         key = f"place/{self.number}"
         if not self.store.check([key]):
             return None
         place = json.loads(self.store.get(key))
+        if "taken" in place:
+            raise PlanError(
+                f"--node {place['taken']}: the node that leads is that one; give each node a "
+                "number of its own, or none of them one"
+            )
         return place["node"], place["start"]
 
     def over(self) -> int | None:
