@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from torch._C._distributed_c10d import TCPStore
+
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
@@ -55,9 +57,7 @@ class RankStarter:
         ours = self.devices_of(node)
         return [rank for rank, device in enumerate(start.devices) if device in ours]
 
-    def ranks(
-        self, start: JobStart, node: int, store: launcher.TCPStore, asked: list[int]
-    ) -> Ranks:
+    def ranks(self, start: JobStart, node: int, store: TCPStore, asked: list[int]) -> Ranks:
         """Those of a node; to be entered."""
         folder = start_folder(self.output, start.number)
         folder.mkdir(parents=True, exist_ok=True)

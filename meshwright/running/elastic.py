@@ -236,8 +236,8 @@ def take_part(
         follower = Follower(starter, meeting, Membership.join(meeting.store, node), newest)
         gone = None
         try:
-            if (code := follower.run(asked)) is not None:
-                return code
+            if (over := follower.run(asked)) is not None:
+                return over
         except dist.DistError:
             gone = meeting.place
         finally:

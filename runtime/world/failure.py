@@ -64,7 +64,7 @@ class FirstFailure:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: bytes) -> Self:
+    def loads(cls, text: bytes | str) -> Self:
         """What `dumps` wrote."""
         return cls(**json.loads(text))
 
