@@ -37,8 +37,8 @@ AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
 LIMIT_S = 600.0
-KILLS, LONG, LONG_S, _BATCH_S = "FAULT_KILLS", 1500, 1500.0, 0.01
-"""A run of so many steps, in which ranks are killed at random times."""
+KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 300, 3000.0, 0.01
+"""A run of so many steps for each of the ranks that are killed in it, at random times."""
 NODES, NODE_RANKS = 2, 2
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
@@ -421,8 +421,10 @@ def main() -> int:
     if asked.kills:
         with tempfile.TemporaryDirectory() as folder:
             wrong, starts = _killed_at_random(asked.kills, plan_file(Path(folder)))
-        right = f"losses of all {LONG} steps are those of a run without"
-        print(f"{asked.kills} kills, {starts} starts: {wrong or right}")
+        right = f"losses of all {STEPS_A_KILL * asked.kills} steps are those of a run without"
+        if not wrong and starts <= asked.kills:
+            wrong = f"the run was over after {starts - 1} kills of {asked.kills}"
+        print(f"{max(starts - 1, 0)} kills, {starts} starts: {wrong or right}")
         return int(bool(wrong))
     names = [n for n in FAULTS if not words or n == "none" or any(w in n for w in words)]
     bad = 0
@@ -449,7 +451,9 @@ def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
         folder = Path(where)
         runs = {}
         for name in ("whole", "killed"):
-            command = _command(plan, folder / name, LONG, "50", ("--retry-lost", "1"))
+            command = _command(
+                plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
+            )
             process = subprocess.Popen(
                 command, env=_environment("", where) | {KILLS: "1"}, stderr=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
