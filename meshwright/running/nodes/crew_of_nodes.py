@@ -172,7 +172,7 @@ def _gone(gone: Mapping[int, Sequence[int]], seen: FirstFailure | None) -> First
     names = ", ".join(map(str, sorted(gone)))
     step = -1 if seen is None else seen.step
     where = f", in step {step}" if step >= 0 else ""
-    also = f" (others saw: {seen.text})" if seen is not None else ""
+    also = f" (others saw: {seen.text.split(' (seen by ')[0]})" if seen is not None else ""
     first = min(rank for ranks in gone.values() for rank in ranks)
     text = f"node {names} is gone{where}{also}"
     return FirstFailure("died", first, step, text, f"node {names} is gone")
