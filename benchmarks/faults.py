@@ -1,4 +1,5 @@
-"""What becomes of `meshwright run --elastic` under each fault: three ranks on CPUs, over Gloo.
+"""What becomes of `meshwright run --elastic` under each fault: three ranks on CPUs, over Gloo, or
+two "nodes" of two ranks, which are two supervisors on this machine.
 
 `python -m benchmarks.faults [WORDS]` has every fault whose name has one of the words, or all, and
 prints a table: how each was detected and in how many seconds, the cause that was named, seconds
@@ -11,13 +12,14 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.running.nodes.meeting import MeetingPlace
+
 STEPS, BATCH, RANKS = 12, 12, 3
 AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
-LIMIT_S = 180.0
-KILLS, LONG, LONG_S, _BATCH_S = "FAULT_KILLS", 1500, 1500.0, 0.01
-"""A run of so many steps, in which ranks are killed at random times."""
+LIMIT_S = 600.0
+KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 300, 3000.0, 0.01
+"""A run of so many steps for each of the ranks that are killed in it, at random times."""
+NODES, NODE_RANKS = 2, 2
+_PLACES = 2
+"""Where nodes may meet: another one may lead."""
 _LAST_S = 0.02
 """After the batch was given out: within the step, mostly."""
 
@@ -76,6 +84,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
             if not happened.exists():
                 happened.write_text(str(time.time()))
             fault.act(x)
+        time.sleep(fault.pause_s if fault and start != "0" else 0.0)
         yield x, y
 
 
@@ -162,6 +171,32 @@ def _kill_all(x: Tensor) -> None:
     time.sleep(1000)
 
 
+def _kill_node(x: Tensor) -> None:
+    """All of its processes at once, as if its power were gone."""
+    supervisor, own = psutil.Process(os.getppid()), os.getpid()
+    for process in (supervisor, *supervisor.children()):
+        if process.pid != own:
+            process.kill()
+    os.kill(own, signal.SIGKILL)
+
+
+def _end_node(x: Tensor) -> None:
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+_NODE = """
+import runpy, sys, time
+from meshwright.running import elastic
+from meshwright.running.nodes.meeting import parse_places
+
+own, (first, *_) = sys.argv.pop(1), parse_places(sys.argv[sys.argv.index("--rdzv") + 1])
+while own != "0" and not first.answers():
+    time.sleep(0.05)
+runpy.run_module("meshwright", run_name="__main__", alter_sys=True)
+"""
+"""A node's process: the first one leads, and the others come at once, however slow the machine."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One kind."""
@@ -177,6 +212,12 @@ class Fault:
     """Options of `meshwright run`."""
     exact: bool = True
     """Whether steps have the losses of a run without a fault; all are taken if it ends with 0."""
+    nodes: bool = False
+    """Whether it is of a job on two nodes."""
+    comes_back: bool = False
+    """Whether the node that has gone is started again."""
+    pause_s: float = 0.0
+    """Of each later batch, so that there is time for that."""
 
 
 def _at(*places: tuple[int, int]) -> frozenset[tuple[int, int]]:
@@ -217,6 +258,11 @@ FAULTS: Mapping[str, Fault] = {
         _nan, "", _EVERYONE, more=("--on-nonfinite", "skip"), exact=False),
     "NaN, back": Fault(
         _nan, "", _EVERYONE, more=("--on-nonfinite", "back"), exact=False),
+    "node killed": Fault(_kill_node, "node 1 is gone", _at((0, 2)), nodes=True),
+    "leading node killed": Fault(_kill_node, "", _at((0, 0)), nodes=True),
+    "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=True),
+    "node killed, and back": Fault(
+        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=4.0),
 }  # fmt: skip
 
 
@@ -252,12 +298,23 @@ class Outcome:
         return ""
 
 
-def plan_file(folder: Path) -> Path:
-    """Searches the plan of all runs."""
-    path = folder / "plan.json"
+def cluster_file(folder: Path) -> Path:
+    """The two nodes."""
+    path, own = folder / "nodes.yaml", Cluster.local(NODE_RANKS)
+    link = own.nodes[0].link
+    replace(own, name="two nodes", nodes=own.nodes * NODES, between_nodes=link).save(path)
+    return path
+
+
+def plan_file(folder: Path, *, nodes: bool = False) -> Path:
+    """Searches the plan of all runs on one machine, or of those on two nodes."""
+    path = folder / f"plan-{nodes:d}.json"
+    cluster, ranks = f"local:{RANKS}", RANKS
+    if nodes:
+        cluster, ranks = str(cluster_file(folder)), NODES * NODE_RANKS
     command = [sys.executable, "-m", "meshwright", "search", f"{__spec__.name}:model", "--json"]
-    command += ["-c", f"local:{RANKS}", "-b", str(BATCH), "--precision", "fp64"]
-    command += ["--pin", f"dp_shard={RANKS}", "-o", str(path)]
+    command += ["-c", cluster, "-b", str(BATCH), "--precision", "fp64"]
+    command += ["--pin", f"dp_shard={ranks}", "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True)
     return path
 
@@ -274,10 +331,46 @@ def _command(plan: Path, folder: Path, steps: int, every: str, more: Sequence[st
     return [*command, "--elastic", "--no-trace", "--resume", *more]
 
 
+def _on_nodes(command: Sequence[str], fault: Fault, folder: Path, own: Mapping[str, str]) -> int:
+    """The exit code of the first node, or of another one if that was killed; what they say is in
+    files."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(_PLACES)]
+    places = [MeetingPlace("127.0.0.1", one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    more = ("--cluster", str(cluster_file(folder)), "--rdzv", ",".join(map(str, places)),
+            "--nodes", f"1:{NODES}")  # fmt: skip
+    until = time.monotonic() + LIMIT_S
+
+    def node(number: int) -> subprocess.Popen[bytes]:
+        with (folder / f"said-{number}").open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-c", _NODE, str(number), *command[3:], *more, "--node",
+                 str(number)], env=own, stderr=said, stdout=said,
+            )  # fmt: skip
+
+    def wait(event: Callable[[], bool]) -> None:
+        while not event() and time.monotonic() < until:
+            time.sleep(0.1)
+
+    nodes = [node(number) for number in range(NODES)]
+    if fault.comes_back:
+        wait(lambda: nodes[1].poll() is not None)
+        wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())
+        nodes[1] = node(1)
+    codes = [one.wait(max(1.0, until - time.monotonic())) for one in nodes]
+    return next((code for code in codes if code >= 0), 128 - codes[0])
+
+
 def outcome(name: str, plan: Path) -> Outcome:
     """Runs with the fault of that name; again, if all of it was killed."""
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
+        if FAULTS[name].nodes:
+            command = _command(plan, folder, STEPS, "2", FAULTS[name].more)
+            code = _on_nodes(command, FAULTS[name], folder, _environment(name, where))
+            said = "".join(path.read_text() for path in sorted(folder.glob("said-*")))
+            return _read(name, code, said, folder)
         own = _environment(name, where)
         command = _command(plan, folder, STEPS, "2", FAULTS[name].more)
         done = subprocess.run(
@@ -328,18 +421,21 @@ def main() -> int:
     if asked.kills:
         with tempfile.TemporaryDirectory() as folder:
             wrong, starts = _killed_at_random(asked.kills, plan_file(Path(folder)))
-        right = f"losses of all {LONG} steps are those of a run without"
-        print(f"{asked.kills} kills, {starts} starts: {wrong or right}")
+        right = f"losses of all {STEPS_A_KILL * asked.kills} steps are those of a run without"
+        if not wrong and starts <= asked.kills:
+            wrong = f"the run was over after {starts - 1} kills of {asked.kills}"
+        print(f"{max(starts - 1, 0)} kills, {starts} starts: {wrong or right}")
         return int(bool(wrong))
     names = [n for n in FAULTS if not words or n == "none" or any(w in n for w in words)]
     bad = 0
     print("| " + " | ".join(_HEADS) + " |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        plan = plan_file(Path(folder))
+        plans = {nodes: plan_file(Path(folder), nodes=nodes)
+                 for nodes in {FAULTS[name].nodes for name in names}}  # fmt: skip
         wanted: Mapping[int, float] = {}
         for name in names:
-            found = outcome(name, plan)
+            found = outcome(name, plans[FAULTS[name].nodes])
             wanted = wanted or found.losses
             wrong = found.wrong(wanted)
             bad += bool(wrong)
@@ -355,7 +451,9 @@ def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
         folder = Path(where)
         runs = {}
         for name in ("whole", "killed"):
-            command = _command(plan, folder / name, LONG, "50", ("--retry-lost", "1"))
+            command = _command(
+                plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
+            )
             process = subprocess.Popen(
                 command, env=_environment("", where) | {KILLS: "1"}, stderr=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,15 @@ import typer
 from meshwright.arguments.options import MODEL, Json, PlanFile, WithCluster, WithProfile
 from meshwright.arguments.targets import cluster_of, load_target
 from meshwright.costmodel.explain.utilisation import Utilisation, step_flops
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.text.terminal import Terminal
 from meshwright.tools.explain.answers import Answer
+from meshwright.tools.explain.saving import PlannedSaves
 from meshwright.tools.explain.show import Explanation, as_data, heading, point, render
 
 if TYPE_CHECKING:
@@ -46,6 +50,11 @@ def command(
     found, console = Explanation.of(plan), Terminal()
     if not as_json:
         console.print(render(found), highlight=False)
+    machines = _known(plan, cluster)
+    saves = PlannedSaves.of(plan, machines) if machines is not None else None
+    if saves is not None and not as_json:
+        console.print(heading("What saving costs"))
+        console.print(point(saves.text), highlight=False)
     answers: list[Answer] = []
     use, shown = Utilisation.kept(plan), Terminal(quiet=as_json)
     asked = _asked(plan, target, cluster, profile, time_limit_s) if target is not None else None
@@ -63,7 +72,19 @@ def command(
                 shown.print(point(answer.text), highlight=False)
     if as_json:
         used = {"mfu": use.mfu(found.facts.step_s)} if use else {}
-        print(json.dumps(as_data(found, answers) | used, indent=2))
+        saving = {"saving": asdict(saves)} if saves is not None else {}
+        print(json.dumps(as_data(found, answers) | used | saving, indent=2))
+
+
+def _known(plan: Plan, cluster: str | None) -> Cluster | None:
+    """The plan's cluster, if it is given or a preset, and has all of the plan's devices."""
+    try:
+        found = cluster_of(plan, cluster)
+    except PlanError:
+        if cluster is not None:
+            raise
+        return None
+    return found if found.num_devices >= plan.cluster.num_devices else None
 
 
 def _asked(

@@ -13,6 +13,7 @@ from meshwright.runtime.world.patience import HANG_S
 EXAMPLES = (
     f"meshwright run plan.json {MODEL} --data train:batches --steps 100 -o runs/first",
     f"meshwright run plan.json {MODEL} --save checkpoints --save-every 10m --keep 2 --resume",
+    f"meshwright run plan.json {MODEL} --save checkpoints --elastic --rdzv node-0:29500",
     f"torchrun --nnodes 2 --nproc-per-node 8 ... -m -- meshwright run plan.json {MODEL}",
 )
 
@@ -57,7 +58,7 @@ Hang = Annotated[
 Elastic = Annotated[
     bool,
     typer.Option(
-        help="with --save: go on with what is left of this machine when ranks die or hang"
+        help="with --save: go on with what is left of the machines when ranks die or hang"
     ),
 ]
 RetryLost = Annotated[
@@ -67,6 +68,21 @@ RetryLost = Annotated[
         min=0,
         help="with --elastic: seconds until a device that was lost is tried again",
     ),
+]
+Rdzv = Annotated[
+    str | None,
+    typer.Option(
+        help="with --elastic, on each of several nodes: HOST:PORT of the one where they meet, or "
+        "several, each of which may take over"
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(help="with --rdzv: MIN:MAX nodes; the job waits for more where there are fewer"),
+]
+NodeNumber = Annotated[
+    int | None,
+    typer.Option("--node", min=0, help="with --rdzv: which node of the cluster this is, from 0"),
 ]
 ClusterOfPlan = Annotated[
     str | None, typer.Option(help="with --elastic: the plan's cluster, if it is no preset")
@@ -94,6 +110,9 @@ def command(
     elastic: Elastic = False,
     retry_lost_s: RetryLost = 600.0,
     cluster: ClusterOfPlan = None,
+    rdzv: Rdzv = None,
+    nodes: Nodes = None,
+    node: NodeNumber = None,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise the ranks are started here.
@@ -106,13 +125,19 @@ def command(
         )
     if on_nonfinite == "back" and save is None:
         raise PlanError("--on-nonfinite back needs --save FOLDER, the folder of checkpoints")
+    if rdzv is None and (nodes is not None or node is not None):
+        raise PlanError("--nodes and --node need --rdzv HOST:PORT, the place where nodes meet")
+    if rdzv is not None and not elastic:
+        raise PlanError("--rdzv needs --elastic; otherwise nodes are started by torchrun --rdzv-*")
     if elastic and "RANK" not in os.environ:
         from meshwright.running.elastic import run_elastic
+        from meshwright.running.nodes.nodes_choice import NodesChoice
 
         raise SystemExit(
             run_elastic(
                 plan_file, target, _of_ranks(context), output=output, cluster=cluster,
                 retry_lost_s=retry_lost_s, as_json=as_json,
+                nodes=None if rdzv is None else NodesChoice.parse(rdzv, nodes, node),
             )
         )  # fmt: skip
     from meshwright.running.launch import SavingChoice, train
@@ -135,7 +160,9 @@ def command(
     )
 
 
-_OF_SUPERVISOR = frozenset({"output", "log", "elastic", "retry_lost_s", "cluster", "as_json"})
+_OF_SUPERVISOR = frozenset(
+    {"output", "log", "elastic", "retry_lost_s", "cluster", "as_json", "rdzv", "nodes", "node"}
+)
 """Options that its ranks do not get as they are."""
 
 

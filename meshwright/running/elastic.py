@@ -1,19 +1,21 @@
-"""`meshwright run --elastic`: a job that goes on with what is left of its machine.
+"""`meshwright run --elastic`: a job that goes on with what is left of its machines.
 
-One process starts the ranks and follows them. If one dies, hangs or is stopped, its device counts
-as lost: a plan for the others is searched, and the job goes on from its newest checkpoint, in
-memory or on disk, with the same global batch, schedule and random numbers. So its losses are those
-of a job that never failed. A lost device is tried again after a while: the job saves, and goes on
-with it.
+One process on each machine starts the ranks there and follows them, and one of these leads. If a
+rank dies, hangs or is stopped, its device counts as lost, and if such a process goes, its machine:
+a plan for the others is searched, and the job goes on from its newest checkpoint, in memory or on
+disk, with the same global batch, schedule and random numbers. So its losses are those of a job that
+never failed. A lost device is tried again after a while, and a machine that comes (back) is taken
+at once: the job saves, and goes on with it.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import torch.distributed as dist
 
 from meshwright.arguments.targets import cluster_of, load_target
 from meshwright.ir.cluster.cluster import Cluster
@@ -21,13 +23,17 @@ from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
-from meshwright.running.all_starts import start_folder, steps_of_all
+from meshwright.running.all_starts import steps_of_all
+from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter
 from meshwright.running.memory_folder import memory_folder
-from meshwright.running.ranks import JobEnd, Ranks, say_end
+from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, lead
+from meshwright.running.nodes.meeting import meet
+from meshwright.running.nodes.members import Membership
+from meshwright.running.nodes.nodes_choice import NodesChoice
+from meshwright.running.ranks import JobEnd, say_end
 from meshwright.running.replan import NewPlan, Replanner
 from meshwright.running.verdict import judge
-from meshwright.runtime.job import memory_saves
-from meshwright.runtime.world import children, launcher
+from meshwright.runtime.world import children
 from meshwright.runtime.world.exit_codes import RETRY, STOP
 from meshwright.runtime.world.failure import FirstFailure
 
@@ -36,14 +42,15 @@ JOURNAL = "elastic.jsonl"
 _WAIT_S = 0.1
 
 
-def check_elastic(plan: Plan, cluster: Cluster) -> None:
+def check_elastic(plan: Plan, cluster: Cluster, nodes: NodesChoice | None = None) -> None:
     """PlanError for plans that a search alone would not find for other devices."""
-    if cluster.num_nodes > 1:
+    if nodes is None and cluster.num_nodes > 1:
         raise PlanError(
-            f"--elastic runs on one machine, and {cluster.name} has {cluster.num_nodes} nodes: "
-            "start the job under a launcher for several, such as torchrun --max-restarts, with "
-            "--save and --resume"
+            f"{cluster.name} has {cluster.num_nodes} nodes: with --elastic start the same command "
+            "on each of them, with --rdzv HOST:PORT, the place on one of them where they meet"
         )
+    if nodes is not None:
+        nodes.check(cluster)
     if plan.gives_up or plan.method is not None:
         given_up = plan.gives_up[0] if plan.gives_up else f"method {plan.method}"
         raise PlanError(
@@ -62,13 +69,8 @@ class Supervisor:
 
     replanner: Replanner
     output: Path
-    arguments: Sequence[str]
-    """Of `meshwright run PLAN`, after the plan."""
+    crew: Crew
     retry_lost_s: float
-    memory: Path | None = None
-    """A folder for the newest state, in memory."""
-    as_json: bool = False
-    """What ranks print goes to stderr: stdout has the steps of all starts, at the end."""
     started: int = 0
     lost: dict[int, float] = field(default_factory=dict)
     """Device -> when it may be tried again."""
@@ -78,12 +80,16 @@ class Supervisor:
     def run(self, asked: list[int]) -> int:
         """The exit code of the job; `asked` are the signals that have come, and come."""
         while not asked:
+            if missing := self.crew.gather(asked):
+                self._say(f"not started: {missing}")
+                break
             self._take_back()
             began = time.monotonic()
+            left_out = sorted(self.crew.absent().union(self.lost))
             try:
-                found = self.replanner.plan_without(sorted(self.lost))
+                found = self.replanner.plan_without(left_out)
             except MeshwrightError as error:
-                if not self.lost:
+                if not left_out:
                     self._say(f"no plan: {error}")
                     return STOP
                 self._say(f"no plan for what is left, waiting for a lost device: {error}")
@@ -91,7 +97,7 @@ class Supervisor:
                 continue
             if asked:  # while it searched
                 break
-            end = self._start(found, time.monotonic() - began, asked)
+            end = self._start(found, left_out, time.monotonic() - began, asked)
             self.started += 1
             say_end(end)
             if end.asked_by:
@@ -103,44 +109,39 @@ class Supervisor:
         return RETRY  # the newest checkpoint has what was done
 
     def _await_device(self, asked: Sequence[int]) -> None:
-        """Returns when the first lost device may be tried again, or a signal has come."""
-        at = min(self.lost.values())
-        while time.monotonic() < at and not asked:
+        """Returns when a lost device may be tried again, a node has come, or a signal."""
+        at, away = min(self.lost.values(), default=float("inf")), self.crew.absent()
+        while time.monotonic() < at and not asked and away <= self.crew.absent():
             time.sleep(_WAIT_S)
 
-    def _start(self, found: NewPlan, search_s: float, asked: list[int]) -> JobEnd:
+    def _start(
+        self, found: NewPlan, left_out: Sequence[int], search_s: float, asked: list[int]
+    ) -> JobEnd:
         plan = found.plan
-        folder = start_folder(self.output, self.started)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "plan.json"
-        plan_io.save(plan, path)
-        left = [r for r in range(self.replanner.cluster.num_devices) if r not in self.lost]
+        left = [r for r in range(self.replanner.cluster.num_devices) if r not in left_out]
         slots = [r for i, r in enumerate(left) if i not in found.resting]
-        arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
+        failures = tuple(failure.dumps() for failure in self.failures)
+        start = JobStart(self.started, plan_io.dumps(plan), tuple(slots), failures)
         dropped = self.replanner.dropped(plan)
         self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
                    search_s=search_s, dropped=dropped)  # fmt: skip
         without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
         self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
-        shown = _visible(slots) if plan.cluster.device_kind == "cuda" else {}
-        if self.memory is not None:
-            shown[memory_saves.FOLDER] = str(self.memory)
-        # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
-        store = launcher.open_store()
-        with Ranks(plan.world_size, arguments, store, self.started, shown, asked,
-                   stdout=sys.stderr.fileno() if self.as_json else None) as ranks:  # fmt: skip
-            self.replanner.search_ahead(sorted(self.lost))
-            again_at = min(self.lost.values(), default=float("inf"))
-            end = ranks.wait(max(0.0, again_at - time.monotonic()))
+        again_at = min(self.lost.values(), default=float("inf"))
+        end = self.crew.run(
+            start, lambda: self.replanner.search_ahead(left_out),
+            lambda: time.monotonic() > again_at or self.crew.has_more(), asked,
+        )  # fmt: skip
+        gone = self.crew.absent()
+        lost = [slots[rank] for rank in end.lost if slots[rank] not in gone]
         self._note(
             "end", codes=[end.codes[rank] for rank in sorted(end.codes)],
             cause=end.cause.text if end.cause else "", kind=end.cause.kind if end.cause else "",
             step=end.cause.step if end.cause else None, detected_s=end.detected_s,
-            lost=[slots[rank] for rank in end.lost],
+            lost=lost, gone=sorted(gone.difference(left_out)),
         )  # fmt: skip
-        if end.lost:
-            self._lose([slots[rank] for rank in end.lost])
+        self._lose(lost)
         return end
 
     def _judged(self, end: JobEnd) -> int | None:
@@ -173,13 +174,6 @@ class Supervisor:
         print(f"meshwright: {text}", file=sys.stderr, flush=True)
 
 
-def _visible(slots: Sequence[int]) -> dict[str, str]:
-    """GPUs that ranks are to see: of those that this process sees, the ones that are left."""
-    known = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = [known[slot] if slot < len(known) and known[slot] else str(slot) for slot in slots]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-
-
 def run_elastic(
     plan_file: Path,
     target: str,
@@ -189,22 +183,64 @@ def run_elastic(
     cluster: str | None,
     retry_lost_s: float,
     as_json: bool = False,
+    nodes: NodesChoice | None = None,
 ) -> int:
-    """Runs a job that survives the loss of devices; its exit code.
+    """Runs a job that survives the loss of devices; its exit code. On a machine that is one of
+    several, with `nodes`.
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
     began, plan = time.time(), plan_io.load(plan_file)
     machines = cluster_of(plan, cluster)
-    check_elastic(plan, machines)
+    check_elastic(plan, machines, nodes)
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
     with memory_folder() as memory, children.ending_signals() as asked:
-        supervisor = Supervisor(replanner, output, arguments, retry_lost_s, memory, as_json)
+        starter = RankStarter(
+            machines, output, arguments, memory if nodes is None else None, as_json
+        )
+        supervisor = Supervisor(replanner, output, OwnMachine(starter), retry_lost_s)
         try:
-            return supervisor.run(asked)
+            if nodes is None:
+                return supervisor.run(asked)
+            return take_part(supervisor, starter, nodes, f"{plan.hash[:16]} {target}", asked)
         finally:
             replanner.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
+
+
+def take_part(
+    supervisor: Supervisor, starter: RankStarter, nodes: NodesChoice, job: str, asked: list[int]
+) -> int:
+    """Leads the nodes of a job, or follows whoever does, until the job is over; its exit code."""
+    gone, newest, node = None, None, nodes.node
+    expected = set(range(starter.cluster.num_nodes))
+    while meeting := meet(nodes.places, job, GIVE_UP_S, gone=gone, asked=asked):
+        if meeting.leads:
+            if newest is not None:  # the leader before has gone
+                supervisor.started = newest.number + 1
+                supervisor.failures = [FirstFailure.loads(text) for text in newest.failures]
+            least = nodes.least_of(starter.cluster.num_nodes)
+            supervisor.crew = crew = lead(
+                meeting, starter, least, max(node, 0), expected, supervisor.started
+            )
+            try:
+                code = supervisor.run(asked)
+                if not (asked and code):  # else this node leaves, and another one may lead
+                    crew.end(code)
+            finally:
+                crew.members.close()
+            return code
+        follower = Follower(starter, meeting, Membership.join(meeting.store, node), newest)
+        gone = None
+        try:
+            if (over := follower.run(asked)) is not None:
+                return over
+        except dist.DistError:
+            gone = meeting.place
+        finally:
+            follower.membership.leave()
+        newest, node, expected = follower.newest, follower.node, follower.others or expected
+    return RETRY

@@ -27,6 +27,8 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.step.finite import check_policy
+from meshwright.runtime.world.launcher import STARTED
+from meshwright.runtime.world.leaving import warnings_change_nothing
 from meshwright.runtime.world.patience import HANG_S
 
 
@@ -87,6 +89,8 @@ def train(
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
     rows = run_dir.steps_path(output, rank)
+    if STARTED in os.environ:
+        warnings_change_nothing()
     title, show = f"training ({where(job.device, job.plan)})", rank == 0 and not as_json
     with (
         MetricLog(job, output, kinds) as metrics,

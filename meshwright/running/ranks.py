@@ -1,4 +1,4 @@
-"""Ranks that this process starts on its machine, follows and ends."""
+"""Ranks that this process starts on its machine, all of a job or some, follows and ends."""
 
 import contextlib
 import math
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import SIGABRT, SIGKILL, SIGUSR1, Signals
 from types import TracebackType
@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
-from meshwright.runtime.world.failure import BEAT_S, FirstFailure, first_failure, standings
+from meshwright.runtime.world.failure import BEAT_S, FirstFailure, first_failure, publish, standings
 
 _POLL_S = 0.05
 _LOOK_S = 0.25
@@ -79,7 +79,11 @@ class Ranks:
     """Where their stdout goes; None: where this process's goes."""
     grace_s: float = children.GRACE_S
     """From a signal to this process until ranks that go on are killed."""
-    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    own: Sequence[int] | None = None
+    """The ranks that are started here; None: all of them."""
+    node: int = 0
+    """Number of this machine."""
+    _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ours: set[int] = field(default_factory=set)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -92,21 +96,26 @@ class Ranks:
         self._stack.enter_context(children.orphans_come_here())
         # Ranks share the cores, as under torchrun. The profiler of the traced step talks.
         usual = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
-        for rank in range(self.world_size):
-            own = launcher.environment(self.store, rank, self.world_size, self.started)
-            process = subprocess.Popen(
+        for rank in self._here:
+            own = launcher.environment(
+                self.store, rank, self.world_size, self.started, own=self._here, node=self.node
+            )
+            self._processes[rank] = subprocess.Popen(
                 [sys.executable, *self.arguments], start_new_session=True, stdout=self.stdout,
                 env={**usual, **os.environ, **own, **self.extra},
                 preexec_fn=children.dying_with_parent(),
             )  # fmt: skip
-            self._processes.append(process)
         return self
+
+    @property
+    def _here(self) -> Sequence[int]:
+        return range(self.world_size) if self.own is None else self.own
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
         if sys.platform == "linux":
             children.end_orphans(self._ours)
@@ -114,30 +123,29 @@ class Ranks:
 
     def send(self, number: int, ranks: Sequence[int] | None = None) -> None:
         """Sends a signal to some ranks, or to all, and to what they have started."""
-        for rank in range(self.world_size) if ranks is None else ranks:
+        for rank in self._here if ranks is None else ranks:
             if self._processes[rank].poll() is None:
                 children.signal_group(self._processes[rank].pid, number)
 
     def _kill(self) -> None:
-        for process in self._processes:  # also what a rank left in its session
+        for process in self._processes.values():  # also what a rank left in its session
             children.signal_group(process.pid, SIGKILL)
 
     def poll(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended."""
-        found = {rank: process.poll() for rank, process in enumerate(self._processes)}
+        found = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in found.items() if code is not None}
 
-    def wait(self, leave_s: float = math.inf) -> JobEnd:
+    def wait(self, leave: Callable[[], bool] = lambda: False) -> JobEnd:
         """Returns when all ranks have ended: by themselves, or killed after one of them failed.
 
-        Signals that this process gets are sent on to them. Once they train, `leave_s` from now,
+        Signals that this process gets are sent on to them. Once they train, and `leave` says so,
         they are asked to save and leave.
         """
         sent = 0
         deadline = math.inf
-        leave_at = time.monotonic() + leave_s
-        looked = 0.0
-        while len(codes := self.poll()) < self.world_size:
+        looked, left = 0.0, False
+        while len(codes := self.poll()) < len(self._here):
             now = time.monotonic()
             for number in self._received[sent:]:
                 self.send(number)
@@ -145,15 +153,15 @@ class Ranks:
                     deadline = min(deadline, now + self.grace_s)
             sent = len(self._received)
             failed = {r: c for r, c in codes.items() if c not in (0, RETRY)}
-            if not sent and (failed or now - looked > _LOOK_S):
-                looked = now
-                if cause := self._cause(failed):
-                    return self._end_all(cause, now)
             if now > deadline:
                 self._kill()
-            if now > leave_at and self._train():
-                self.send(SIGUSR1)
-                leave_at = math.inf
+            if failed or now - looked > _LOOK_S:
+                looked = now
+                if not sent and (cause := self._cause(failed)):
+                    return self._end_all(cause, now)
+                if not left and leave() and self._train():
+                    self.send(SIGUSR1)
+                    left = True
             time.sleep(_POLL_S)
         failed = {r: c for r, c in codes.items() if c not in (0, RETRY)}
         asked_by = next((n for n in self._received if n not in children.warning_signals()), 0)
@@ -172,13 +180,13 @@ class Ranks:
         """Kills what goes on, once the rank that failed is done with its last words."""
         detected = time.monotonic() - since
         until = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < until and len(self.poll()) < self.world_size:
+        while time.monotonic() < until and len(self.poll()) < len(self._here):
             if cause.kind != "raised" or cause.rank in self.poll():
                 break
             time.sleep(_POLL_S)
         codes = self.poll()
         self._kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
         # Gloo may abort a process whose peer has gone.
         died = {r for r, code in codes.items() if code < 0 and code != -SIGABRT}
@@ -194,7 +202,10 @@ class Ranks:
         if set(by_signal.values()) == {SIGABRT} and (found := first_failure(told)):
             return found
         if by_signal:
-            return self._killed(told, by_signal)
+            found = self._killed(told, by_signal)
+            if len(self._here) < self.world_size:
+                publish(told, found)  # for those who follow the others
+            return found
         until = time.monotonic() + (_CAUSE_S if failed else 0.0)
         while True:
             if found := first_failure(told):

@@ -64,7 +64,7 @@ class FirstFailure:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: bytes) -> Self:
+    def loads(cls, text: bytes | str) -> Self:
         """What `dumps` wrote."""
         return cls(**json.loads(text))
 
@@ -72,6 +72,12 @@ class FirstFailure:
 def first_failure(store: Any) -> FirstFailure | None:
     """What was published in a job's store, if anything was."""
     return FirstFailure.loads(store.get(_FAILED)) if store.check([_FAILED]) else None
+
+
+def publish(store: Any, found: FirstFailure) -> None:
+    """Says what ends the job, for all to read; what was said first stays."""
+    if store.add(_FAILED + "/count", 1) == 1:
+        store.set(_FAILED, found.dumps())
 
 
 def standings(store: Any, world_size: int) -> dict[int, RankStanding]:
@@ -124,7 +130,7 @@ class Failures:
             found = FirstFailure("raised", self._rank, self._progress.step, text, said)
             if _is_connection_error(error) and (behind := self._behind(error)):
                 found = replace(behind, text=f"{behind.text} (seen by {text})")
-            self._publish(found)
+            publish(self._store, found)
             error.add_note(f"first failure of the job: {self._first_failure(text)}")
         get_error_handler().record_exception(error)
         self._progress.phase = "failed"
@@ -140,7 +146,7 @@ class Failures:
             if failed is not None:
                 text = f"rank {self._rank}, outside a step: {failed!r}"
                 step = self._progress.step
-                self._publish(FirstFailure("raised", self._rank, step, text, repr(failed)))
+                publish(self._store, FirstFailure("raised", self._rank, step, text, repr(failed)))
             found = left(standing(self._progress), self._ended_by)
             self._store.set(_beat_key(self._rank), dumps(found, -1))
         except dist.DistError:
@@ -149,10 +155,6 @@ class Failures:
 
     def _beat(self, count: int) -> None:
         self._store.set(_beat_key(self._rank), dumps(standing(self._progress), count))
-
-    def _publish(self, found: FirstFailure) -> None:
-        if self._store.add(_FAILED + "/count", 1) == 1:
-            self._store.set(_FAILED, found.dumps())
 
     def _first_failure(self, own: str) -> str:
         try:
@@ -186,12 +188,17 @@ class Failures:
     def _judge_silent(self, peer: int, last: RankStanding) -> None:
         """Publishes why the neighbour does not beat, if it should."""
         if last.phase != LEFT:
-            step = max(last.step, self._progress.step)  # a beat may be some steps old
-            at = f"in step {step}" if step > last.step else str(last)
+            step, at = self._place(last)
             text = f"rank {peer} died or was stopped, {at}: no sign of life for {self._dead_s:g} s"
-            self._publish(FirstFailure("died", peer, step, text))
+            publish(self._store, FirstFailure("died", peer, step, text))
         elif self._stuck_s() > self._dead_s and standing(self._progress).waits:
-            self._publish(_has_left(peer, last))
+            publish(self._store, _has_left(peer, last))
+
+    def _place(self, last: RankStanding) -> tuple[int, str]:
+        """Step and place of a rank that died: its last beat may be some steps old, and it was no
+        further behind than this rank, which waits for it."""
+        step = max(last.step, self._progress.step)
+        return step, f"in step {step}" if step > last.step else str(last)
 
     def _stuck_s(self) -> float:
         """Since when this rank has been at one place of a step."""
@@ -204,7 +211,7 @@ class Failures:
         if stuck_s <= limit_s:
             self._patience.saw(phase, self._progress.step, stuck_s)
         elif self._looks and (cause := self._slowest(limit_s)):
-            self._publish(cause)
+            publish(self._store, cause)
 
     def _slowest(self, limit_s: float) -> FirstFailure | None:
         """The rank that all wait for, where it is and for how long at least."""
@@ -232,7 +239,8 @@ class Failures:
             time.sleep(3 * self._beat_s)
             for rank, beat in known.items():
                 if (last := loads(beat)).phase != LEFT and self._store.get(keys[rank]) == beat:
-                    return FirstFailure("died", rank, last.step, f"rank {rank} died, {last}")
+                    step, at = self._place(last)
+                    return FirstFailure("died", rank, step, f"rank {rank} died, {at}")
             for rank, found in standings(self._store, self._world).items():
                 if found.phase == LEFT and rank != self._rank:
                     return _has_left(rank, found)

@@ -1,9 +1,10 @@
-"""The store that `meshwright run` keeps for the ranks that it starts on a machine.
+"""The store that `meshwright run` keeps for the ranks that it starts, here or on several machines.
 
 It outlives them, whichever dies; and what they tell each other of failures it reads there itself.
 """
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +18,15 @@ _HOST = "127.0.0.1"
 _TIMEOUT = timedelta(seconds=30)
 
 
-def open_store() -> TCPStore:
-    """A store on a port that the system chooses, which lives as long as what comes back."""
-    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+def open_store(host: str = _HOST) -> TCPStore:
+    """A store on a port that the system chooses, which lives as long as what comes back. Ranks on
+    other machines reach it as `host`."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+
+
+def connected(host: str, port: int) -> TCPStore:
+    """A connection to a store that another process has opened; DistError if there is none."""
+    return TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
 
 
 def told(store: Any, started: int) -> Any:
@@ -27,12 +34,15 @@ def told(store: Any, started: int) -> Any:
     return PrefixStore(f"meshwright/started/{started}", store)
 
 
-def environment(store: TCPStore, rank: int, world_size: int, started: int) -> dict[str, str]:
-    """What a rank reads: as torchrun sets it, so that ranks meet in the store."""
-    size = str(world_size)
+def environment(
+    store: TCPStore, rank: int, world_size: int, started: int, *, own: Sequence[int], node: int
+) -> dict[str, str]:
+    """What a rank reads: as torchrun sets it, so that ranks meet in the store. `own` are the ranks
+    of its machine, which is number `node`."""
     return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
-        "GROUP_RANK": "0", "MASTER_ADDR": _HOST, "MASTER_PORT": str(store.port),
+        "RANK": str(rank), "LOCAL_RANK": str(own.index(rank)), "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(len(own)), "GROUP_RANK": str(node),
+        "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": f"meshwright-{os.getpid()}",
         RESTARTS: str(started), STARTED: str(started),
     }  # fmt: skip
@@ -42,5 +52,5 @@ def launcher_store() -> Any:
     """A rank's connection to that part, if `meshwright run` started it."""
     if (started := os.environ.get(STARTED)) is None:
         return None
-    port = int(os.environ["MASTER_PORT"])
-    return told(TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT), int(started))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return told(connected(host, port), int(started))

@@ -40,8 +40,8 @@ def leaving(
     `tell` gets its name at once. If the block is not over `leave_s` (`LEAVE_S`) later, the process
     calls `at_last` and exits: its main thread may be stuck where no signal reaches it. SIGUSR1 and
     SIGUSR2, warnings of a time limit, ask the same without a deadline, unless somebody else handles
-    them. Python gives signals to the main thread; called from another one, it leaves them as they
-    are.
+    them; outside the block they are as they were (`warnings_change_nothing`). Python gives signals
+    to the main thread; called from another one, it leaves them as they are.
     """
     asked = LeaveRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -64,7 +64,8 @@ def leaving(
         target=_watch, args=(reader, over, set(kept), tell, at_last, deadline_s), name="leaving",
         daemon=True,
     )  # fmt: skip
-    free = [n for n in warning_signals() if signal.getsignal(n) is signal.SIG_DFL]
+    unhandled = (signal.SIG_DFL, signal.SIG_IGN)
+    free = [n for n in warning_signals() if signal.getsignal(n) in unhandled]
     watcher.start()
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     before = {number: signal.signal(number, note) for number in (*kept, *free)}
@@ -78,6 +79,14 @@ def leaving(
         writer.close()
         watcher.join()
         reader.close()
+
+
+def warnings_change_nothing() -> None:
+    """From here on warnings outside of `leaving` are ignored, by a process that is the job's alone:
+    one that comes when the last step is done would kill it while it writes what it has done."""
+    for number in warning_signals():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _watch(

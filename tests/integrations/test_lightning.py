@@ -136,7 +136,7 @@ def _asked(folder):
         callbacks = [JobLeaves(f"{folder}/left"), Fails()]
         trainer(folder, JobStrategy(plan()), callbacks=callbacks).fit(module(), loader(BATCH))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "signals are the process's again"
-    first, leaves = JobStrategy(plan()), JobLeaves(f"{folder}/left")
+    first, leaves = JobStrategy(plan()), JobLeaves(f"{folder}/left", every=1, keep=2)
     made = trainer(folder, first, steps=STEPS, callbacks=[AskedIn(), leaves])
     with pytest.raises(SystemExit) as left:
         made.fit(module(), loader(BATCH), ckpt_path=leaves.newest())
@@ -144,14 +144,16 @@ def _asked(folder):
     trainer(folder, second).fit(module(), loader(BATCH), ckpt_path=leaves.newest())
     weights = weights_of(second.job)
     second.job.close()
-    return left.value.code, leaves.newest().name, weights
+    return left.value.code, sorted(path.name for path in leaves.folder.iterdir()), weights
 
 
 def test_a_trainer_that_is_asked_to_end_saves_and_goes_on(tmp_path):
     plan()
     plain = run_ranks(2, plain_loop, 1, None, True)
-    for ours, (code, name, weights) in zip(plain, run_ranks(2, _asked, str(tmp_path)), strict=True):
-        assert code == RETRY and name == "asked-00000003.ckpt"
+    for ours, found in zip(plain, run_ranks(2, _asked, str(tmp_path)), strict=True):
+        code, names, weights = found
+        assert code == RETRY
+        assert names == ["asked-00000002.ckpt", "asked-00000003.ckpt"], "each step, two kept"
         for key, values in ours["weights"].items():
             assert weights[key] == pytest.approx(values, rel=1e-12), key
 

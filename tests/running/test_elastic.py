@@ -14,7 +14,8 @@ from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
-from meshwright.running.elastic import Supervisor, _visible, check_elastic, run_elastic
+from meshwright.running.crew import OwnMachine, visible
+from meshwright.running.elastic import Supervisor, check_elastic, run_elastic
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
 from meshwright.running.verdict import judge
@@ -124,7 +125,8 @@ def test_ranks_get_every_option_but_the_supervisors(monkeypatch):
     asked = ("--data", "t:d", "--steps", "7", "--lr", "0.5", "--save", "c", "--keep", "2",
              "--save-every", "3m", "--on-nonfinite", "back", "--hang", "9", "--resume",
              "--no-check", "--no-trace", "--tune")  # fmt: skip
-    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run", "--json")
+    own = ("--elastic", "--retry-lost", "5", "--cluster", "local:2", "-o", "run", "--json",
+           "--rdzv", "a:1,b:1", "--nodes", "1:2", "--node", "9")  # fmt: skip
     invoke("run", "p.json", "t:m", *asked, *own, "--log", "tensorboard")
     invoke("run", "p.json", *found[0])
     invoke("run", "p.json", "t:m", *asked, "--log", "tensorboard,jsonl")
@@ -139,7 +141,7 @@ def test_a_signal_while_a_plan_is_searched_ends_the_job(tmp_path):
             asked.append(signal.SIGTERM)
 
     asked = []
-    assert Supervisor(Searching(), tmp_path, (), 1.0).run(asked) == RETRY
+    assert Supervisor(Searching(), tmp_path, OwnMachine(None), 1.0).run(asked) == RETRY
     assert not list(tmp_path.iterdir()), "no rank was started"
 
 
@@ -171,12 +173,12 @@ def test_ranks_that_train_are_asked_to_leave_for_a_device(tmp_path):
             progress.at(step, "0F0", "running")
             told.set(f"meshwright/beat/{rank}", dumps(standing(progress), 1))
             assert ranks._train() == train, "all have taken a step"
-        end = ranks.wait(0.0)
+        end = ranks.wait(lambda: True)
     assert end.saved and end.codes == {0: RETRY, 1: RETRY} and not end.lost
 
 
 def test_a_device_that_is_lost_again_waits_longer(tmp_path, monkeypatch):
-    supervisor = Supervisor(None, tmp_path, (), 10.0)
+    supervisor = Supervisor(None, tmp_path, OwnMachine(None), 10.0)
     for wait_s in (10.0, 20.0, 40.0):
         supervisor._lose([1])
         assert supervisor.lost[1] - time.monotonic() == pytest.approx(wait_s, abs=1.0)
@@ -184,9 +186,9 @@ def test_a_device_that_is_lost_again_waits_longer(tmp_path, monkeypatch):
     supervisor._take_back()
     assert list(supervisor.lost) == [1]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert _visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "0,2"}
+    assert visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "0,2"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    assert _visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "4,6"}
+    assert visible([0, 2]) == {"CUDA_VISIBLE_DEVICES": "4,6"}
 
 
 def _failed(kind, step, error, code=1):

@@ -115,6 +115,23 @@ def test_a_signal_is_noted_for_the_loop(name: str, code: int) -> None:
     assert alone(_leave, name) == (name, code, True)
 
 
+def _warned() -> int:
+    from meshwright.runtime.world import leaving
+
+    leaving.warnings_change_nothing()
+    with leaving.leaving(lambda _: None, lambda: None) as asked:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(100):
+            time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGUSR1)  # the last step is done
+    time.sleep(0.001)
+    return asked.exit_code
+
+
+def test_a_warning_that_comes_too_late_changes_nothing() -> None:
+    assert alone(_warned) == 128 + signal.SIGUSR1
+
+
 def test_beside_the_main_thread_signals_stay_as_they_are() -> None:
     from meshwright.runtime.world import leaving
 

@@ -5,12 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import HostShare
+from meshwright.ir.faults.mix import LLAMA_3
 from meshwright.ir.plan import show
 from meshwright.ir.plan.plan import FormChoice
 from meshwright.ir.plan.predicted import Alternative
 from meshwright.ir.plan.show import printed
 from meshwright.tools.explain.binding import FULL, binding, levers
 from meshwright.tools.explain.facts import Facts
+from meshwright.tools.explain.saving import PlannedSaves
 from meshwright.tools.explain.show import Explanation, as_data, render
 from tests.tools.report.plans import GIB, many_ranks, piped
 
@@ -125,3 +129,20 @@ def test_a_plan_without_detail_is_explained_too():
     bare = replace(PLAN, predicted=replace(PLAN.predicted, detail=None))
     text = printed(render(Explanation.of(bare)), width=100)
     assert "pipeline rank" in text and "?" in text
+
+
+def test_what_saving_costs_follows_from_the_fullest_rank():
+    """Young's interval: sqrt(2 x held x between), of a copy of 30 GiB at 20 GB/s."""
+    known, *rest = PLAN.predicted.stages
+    memory = replace(known.memory, parameters_bytes=10 * GIB, optimizer_bytes=20 * GIB)
+    predicted = replace(PLAN.predicted, stages=(replace(known, memory=memory), *rest))
+    machines = Cluster.preset("a100-80", devices_per_node=8, num_nodes=PLAN.world_size // 8)
+    device = replace(machines.device_types[0], host=HostShare(
+        memory_bytes=GIB, link_bytes_per_s=20e9, update_bytes_per_s=1e9))  # fmt: skip
+    machines = replace(machines, device_types=(device,))
+    found = PlannedSaves.of(replace(PLAN, predicted=predicted), machines)
+    assert found.copied_bytes == 30 * GIB and found.held_s == pytest.approx(30 * GIB / 20e9)
+    assert found.between_s == pytest.approx(LLAMA_3.between_s(PLAN.world_size))
+    assert found.interval_s == pytest.approx((2 * found.held_s * found.between_s) ** 0.5, rel=0.01)
+    assert found.lost == pytest.approx((2 * found.held_s / found.between_s) ** 0.5, rel=0.01)
+    assert "a save copies 30 GiB of the fullest rank to its host, 1.61 s" in found.text

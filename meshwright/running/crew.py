@@ -1,0 +1,139 @@
+"""Who starts the ranks of a job: this machine alone, as a supervisor sees it."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch._C._distributed_c10d import TCPStore
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan import plan_io
+from meshwright.running.all_starts import start_folder
+from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.runtime.job import memory_saves
+from meshwright.runtime.world import launcher
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """One start of a job, the same for all of its machines."""
+
+    number: int
+    plan: str
+    """Its JSON."""
+    devices: tuple[int, ...]
+    """Rank -> device, as the whole cluster counts them."""
+    failures: tuple[str, ...] = ()
+    """What ended those before, oldest first."""
+
+    def dumps(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RankStarter:
+    """Starts the ranks of one node of a cluster on this machine."""
+
+    cluster: Cluster
+    output: Path
+    arguments: Sequence[str]
+    """Of `meshwright run PLAN`, after the plan."""
+    memory: Path | None = None
+    """A folder for the newest state, in memory."""
+    as_json: bool = False
+    """What ranks print goes to stderr."""
+
+    def devices_of(self, node: int) -> range:
+        """Its devices, as the whole cluster counts them."""
+        first = sum(len(other.devices) for other in self.cluster.nodes[:node])
+        return range(first, first + len(self.cluster.nodes[node].devices))
+
+    def ranks_of(self, start: JobStart, node: int) -> list[int]:
+        """The ranks that are on a node."""
+        ours = self.devices_of(node)
+        return [rank for rank, device in enumerate(start.devices) if device in ours]
+
+    def ranks(self, start: JobStart, node: int, store: TCPStore, asked: list[int]) -> Ranks:
+        """Those of a node; to be entered."""
+        folder = start_folder(self.output, start.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "plan.json"
+        partial = folder / f"plan.json.{os.getpid()}"  # other nodes may write the same here
+        partial.write_text(start.plan, encoding="utf-8")
+        partial.replace(path)
+        own, ours = self.ranks_of(start, node), self.devices_of(node)
+        slots = [start.devices[rank] - ours.start for rank in own]
+        kind = plan_io.loads(start.plan).cluster.device_kind
+        shown = visible(slots) if kind == "cuda" else {}
+        if self.memory is not None:
+            shown[memory_saves.FOLDER] = str(self.memory)
+        arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
+        return Ranks(
+            len(start.devices), arguments, store, start.number, shown, asked,
+            stdout=sys.stderr.fileno() if self.as_json else None, own=own, node=node,
+        )  # fmt: skip
+
+
+def visible(slots: Sequence[int]) -> dict[str, str]:
+    """GPUs that ranks are to see: of those that this process sees, the ones that are left."""
+    known = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [known[slot] if slot < len(known) and known[slot] else str(slot) for slot in slots]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+class Crew(Protocol):
+    """Machines that run a job's ranks."""
+
+    def gather(self, asked: Sequence[int]) -> str:
+        """Waits until enough of them are there; what is missing, if nobody comes."""
+
+    def absent(self) -> set[int]:
+        """Devices of machines that are not there."""
+
+    def has_more(self) -> bool:
+        """Whether a machine has come that does not take part yet."""
+
+    def run(
+        self,
+        start: JobStart,
+        meanwhile: Callable[[], None],
+        leave: Callable[[], bool],
+        asked: list[int],
+    ) -> JobEnd:
+        """Starts the ranks, does something meanwhile, and waits for their end; `leave` asks whether
+        they are to save and leave."""
+
+    def end(self, code: int) -> None:
+        """The job is over, with this exit code."""
+
+
+@dataclass(frozen=True)
+class OwnMachine:
+    """This one alone."""
+
+    starter: RankStarter
+
+    def gather(self, asked: Sequence[int]) -> str:
+        return ""
+
+    def absent(self) -> set[int]:
+        return set()
+
+    def has_more(self) -> bool:
+        return False
+
+    def run(
+        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
+        asked: list[int],
+    ) -> JobEnd:  # fmt: skip
+        # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
+        with self.starter.ranks(start, 0, launcher.open_store(), asked) as ranks:
+            meanwhile()
+            return ranks.wait(leave)
+
+    def end(self, code: int) -> None:
+        pass

@@ -1,0 +1,236 @@
+"""The supervisors of a job's nodes: one leads and decides, the others start what it says.
+
+A start is a key of the store in which they meet: plan, devices of ranks, and the ranks' own store,
+which the leader opens for each start. Every supervisor follows its own ranks and writes how they
+ended; the leader makes one end of all of them.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwright.running.crew import JobStart, RankStarter
+from meshwright.running.nodes.meeting import Meeting
+from meshwright.running.nodes.members import Members, Membership
+from meshwright.running.ranks import JobEnd
+from meshwright.runtime.world import launcher
+from meshwright.runtime.world.children import GRACE_S
+from meshwright.runtime.world.exit_codes import RETRY
+from meshwright.runtime.world.failure import FirstFailure
+
+LAST_CALL_S = 30.0
+"""Once there are enough nodes: until the job starts without the rest."""
+GIVE_UP_S = 600.0
+"""With too few nodes."""
+_FAREWELL_S = 10.0
+_POLL_S = 0.1
+
+
+@dataclass
+class LeadingCrew:
+    """As the supervisor that leads sees them."""
+
+    starter: RankStarter
+    meeting: Meeting
+    members: Members
+    least: int
+    """Nodes, without which the job waits."""
+    expected: set[int]
+    """Nodes that the first start waits for, for a while."""
+    _known: set[int] = field(default_factory=set)
+    """Members that the newest start could have."""
+
+    def gather(self, asked: Sequence[int]) -> str:
+        began = time.monotonic()
+        while not asked:
+            waited, there = time.monotonic() - began, self.members.nodes()
+            enough = len(there) >= self.least
+            if enough and (self.expected <= there or waited > LAST_CALL_S):
+                self.expected = set()
+                return ""
+            if waited > GIVE_UP_S:
+                return (
+                    f"{len(there)} of {self.members.num_nodes} nodes are there, and it takes "
+                    f"{self.least}"
+                )
+            time.sleep(_POLL_S)
+        return ""
+
+    def absent(self) -> set[int]:
+        away = set(range(self.members.num_nodes)) - self.members.nodes()
+        return {device for node in away for device in self.starter.devices_of(node)}
+
+    def has_more(self) -> bool:
+        return not self.members.here().keys() <= self._known
+
+    def run(
+        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
+        asked: list[int],
+    ) -> JobEnd:  # fmt: skip
+        store = launcher.open_store(self.meeting.place.host)
+        told, own = self.meeting.store, self.members.own
+        ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
+        self.members.next_start = start.number + 1
+        here = self.members.here()
+        self._known, there = set(here), {own, *here.values()}
+        line = start.dumps() | {"port": store.port, "others": sorted(there - {own})}
+        if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
+            # Between the search and now: so that number is used, and nobody has ranks.
+            told.set(f"start/{start.number}", json.dumps(line | {"devices": []}))
+            return JobEnd({}, _gone(away, None))
+        others = {m: n for m, n in here.items() if ranks_of[n]}
+        first = next(n for n, ranks in ranks_of.items() if 0 in ranks)
+        told.set(f"start/{start.number}", json.dumps(line))
+
+        def asks() -> bool:
+            if not leave():
+                return False
+            told.set(f"leave/{start.number}", "")
+            return first == own
+
+        with self.starter.ranks(start, own, store, asked) as ranks:
+            meanwhile()
+            ends = {own: ranks.wait(asks)}
+            ends |= self._others(start, others, leave, asked)
+        gone = {n: ranks_of[n] for n in others.values() if n not in ends}
+        return joined(ends, ranks_of, gone, own)
+
+    def _others(
+        self, start: JobStart, others: Mapping[int, int], leave: Callable[[], bool],
+        asked: Sequence[int],
+    ) -> dict[int, JobEnd]:  # fmt: skip
+        """How the ranks of other nodes ended, of those that live to say it."""
+        ends: dict[int, JobEnd] = {}
+        told, left, until = self.meeting.store, False, float("inf")
+        while (late := {m: n for m, n in others.items() if n not in ends}) and (
+            time.monotonic() < until
+        ):
+            if asked:  # this node leaves, and with it the store in which their ranks save
+                until = min(until, time.monotonic() + GRACE_S)
+            here = self.members.here()
+            for number, node in late.items():
+                key = f"end/{start.number}/{number}"
+                if told.check([key]):
+                    end = ends[node] = _end(json.loads(told.get(key)))
+                    if end.asked_by:  # that node is to be free
+                        self.members.dismiss(number)
+                elif number not in here:
+                    others = {m: n for m, n in others.items() if m != number}
+            if not left and not self.starter.ranks_of(start, self.members.own) and leave():
+                told.set(f"leave/{start.number}", "")
+                left = True
+            time.sleep(_POLL_S)
+        return ends
+
+    def end(self, code: int) -> None:
+        self.members.end(code, _FAREWELL_S)
+
+
+def lead(
+    meeting: Meeting,
+    starter: RankStarter,
+    least: int,
+    own: int,
+    expected: set[int],
+    next_start: int = 0,
+) -> LeadingCrew:
+    """What whoever has opened the meeting has; to be ended by closing its `members`."""
+    members = Members(meeting.store, starter.cluster.num_nodes, own, next_start)
+    members.watch()
+    return LeadingCrew(starter, meeting, members, least, expected)
+
+
+def joined(
+    ends: Mapping[int, JobEnd],
+    ranks: Mapping[int, Sequence[int]],
+    gone: Mapping[int, Sequence[int]],
+    own: int,
+) -> JobEnd:
+    """One end of those of all nodes; `ranks` are those of each, `gone` nodes that never told one.
+
+    Whoever has seen a rank fail with his own eyes knows best what it was.
+    """
+    causes = [(end.cause, node) for node, end in ends.items() if end.cause is not None]
+    seen = [cause for cause, node in causes if cause.rank in ranks[node]]
+    cause = next(iter([*seen, *(cause for cause, _ in causes)]), None)
+    codes = {rank: code for end in ends.values() for rank, code in end.codes.items()}
+    if gone and (cause is None or cause not in seen or cause.kind != "raised"):
+        saved = RETRY in codes.values() or (codes and not any(codes.values()))
+        if cause is not None or not saved:
+            cause = _gone(gone, cause)
+    lost = {rank for end in ends.values() for rank in end.lost}
+    mine = ends[own]
+    detected_s = max(end.detected_s for end in ends.values())
+    return JobEnd(codes, cause, detected_s, mine.asked_by, tuple(sorted(lost)))
+
+
+def _gone(gone: Mapping[int, Sequence[int]], seen: FirstFailure | None) -> FirstFailure:
+    names = ", ".join(map(str, sorted(gone)))
+    step = -1 if seen is None else seen.step
+    where = f", in step {step}" if step >= 0 else ""
+    also = f" (others saw: {seen.text.split(' (seen by ')[0]})" if seen is not None else ""
+    first = min(rank for ranks in gone.values() for rank in ranks)
+    text = f"node {names} is gone{where}{also}"
+    return FirstFailure("died", first, step, text, f"node {names} is gone")
+
+
+def _end(data: Any) -> JobEnd:
+    cause = None if data["cause"] is None else FirstFailure(**data["cause"])
+    codes = {int(rank): code for rank, code in data["codes"].items()}
+    return JobEnd(codes, cause, data["detected_s"], data["asked_by"], tuple(data["lost"]))
+
+
+@dataclass
+class Follower:
+    """A supervisor that does what the leader says."""
+
+    starter: RankStarter
+    meeting: Meeting
+    membership: Membership
+    newest: JobStart | None = None
+    """The start that it has heard of last: who takes over goes on after it."""
+    node: int = -1
+    others: set[int] = field(default_factory=set)
+    """Nodes that were there at that start, without the leader's: who takes over waits for them."""
+
+    def run(self, asked: list[int]) -> int | None:
+        """The exit code of the job; None if this node is to come anew, since it was taken for dead.
+        DistError if the leader is gone."""
+        number = -1
+        while True:
+            if (code := self.membership.over()) is not None:
+                return code
+            if asked:
+                return RETRY
+            if self.membership.is_gone():
+                return None
+            if number < 0 and (place := self.membership.placed()) is not None:
+                self.node, number = place
+            if number >= 0 and self.meeting.store.check([f"start/{number}"]):
+                self._start(json.loads(self.meeting.store.get(f"start/{number}")), asked)
+                number += 1
+            time.sleep(_POLL_S)
+
+    def _start(self, line: dict[str, Any], asked: list[int]) -> None:
+        port, self.others = line.pop("port"), set(line.pop("others"))
+        devices, failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
+        start = self.newest = JobStart(**line, devices=devices, failures=failures)
+        own, told = self.starter.ranks_of(start, self.node), self.meeting.store
+        if not own:
+            return
+        store = launcher.connected(self.meeting.place.host, port)
+
+        def asks() -> bool:
+            return 0 in own and bool(told.check([f"leave/{start.number}"]))
+
+        try:
+            with self.starter.ranks(start, self.node, store, asked) as ranks:
+                end = ranks.wait(asks)
+        except dist.DistError:  # the ranks' store is closed
+            told.check([""])  # by a leader that goes on without this node, or DistError
+            return
+        told.set(f"end/{start.number}/{self.membership.number}", json.dumps(asdict(end)))

@@ -1,0 +1,182 @@
+"""Which nodes of a job are there: each supervisor says that it lives, the one who leads looks."""
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwright.ir.errors import PlanError
+from meshwright.runtime.world.failure import BEAT_S
+
+QUIET_BEATS = 8
+"""A node that has not beaten while the leader looked so often is gone. It is looks that are
+counted, not seconds: a leader that was itself stopped for a while has missed none."""
+_COUNT, _OVER = "count", "over"
+
+
+@dataclass
+class _Member:
+    node: int
+    beat: bytes = b""
+    quiet: int = 0
+
+
+@dataclass(eq=False)
+class Members:
+    """The leader's view of who is there."""
+
+    store: Any
+    num_nodes: int
+    own: int
+    """The leader's node."""
+    next_start: int = 0
+    """The start that whoever comes now may take part in."""
+    _known: int = 0
+    _waiting: dict[int, int] = field(default_factory=dict)
+    """Who has come and has no node yet -> which one it asks for, -1 if any will do."""
+    _here: dict[int, _Member] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """From here on looks at them, on a thread."""
+        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def here(self) -> dict[int, int]:
+        """Member -> node, of those that are there, without the leader."""
+        with self._lock:
+            return {number: member.node for number, member in self._here.items()}
+
+    def nodes(self) -> set[int]:
+        """The nodes that are there."""
+        return {self.own, *self.here().values()}
+
+    def dismiss(self, number: int) -> None:
+        """It leaves: what it had is free."""
+        with self._lock:
+            self._here.pop(number, None)
+
+    def end(self, code: int, wait_s: float) -> None:
+        """Tells all that the job is over, and waits until they have left, at most so long."""
+        self.store.set(_OVER, str(code))
+        until = time.monotonic() + wait_s
+        while time.monotonic() < until and not all(
+            self.store.check([f"left/{number}"]) for number in self.here()
+        ):
+            time.sleep(0.1)
+
+    def look(self) -> None:
+        """Hears who has come and who still beats."""
+        count = self.store.add(_COUNT, 0)
+        with self._lock:
+            for number in range(self._known + 1, count + 1):
+                if not self.store.check([f"hello/{number}"]):
+                    count = number - 1  # it has its number and has not said more: the next time
+                    break
+                self._waiting[number] = json.loads(self.store.get(f"hello/{number}"))
+            self._known = count
+            for number, member in list(self._here.items()):
+                self._listen(number, member)
+            for number, wanted in list(self._waiting.items()):
+                self._place(number, wanted)
+
+    def _listen(self, number: int, member: _Member) -> None:
+        beat = self.store.get(key) if self.store.check([key := f"beat/{number}"]) else b""
+        member.quiet = member.quiet + 1 if beat == member.beat else 0
+        member.beat = beat
+        if member.quiet >= QUIET_BEATS:
+            del self._here[number]
+            self.store.set(f"gone/{number}", "")
+
+    def _place(self, number: int, wanted: int) -> None:
+        """Gives it the node that it asks for, else the first free one; it waits if there is none:
+        who was there before it may not be known to be dead yet. The leader's own is not to be had.
+        """
+        if wanted == self.own:
+            del self._waiting[number]
+            self.store.set(f"place/{number}", json.dumps({"taken": wanted}))
+            return
+        taken = {self.own, *(member.node for member in self._here.values())}
+        free = [node for node in range(self.num_nodes) if node not in taken]
+        if wanted >= 0:
+            free = [node for node in free if node == wanted]
+        if free:
+            del self._waiting[number]
+            self._here[number] = _Member(free[0])
+            place = {"node": free[0], "start": self.next_start}
+            self.store.set(f"place/{number}", json.dumps(place))
+
+    def _watch(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self.look()
+
+
+@dataclass(eq=False)
+class Membership:
+    """A follower's."""
+
+    store: Any
+    number: int
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    @classmethod
+    def join(cls, store: Any, wanted: int) -> "Membership":
+        """Says that this node is there, and which one it would be: -1 for any."""
+        found = cls(store, store.add(_COUNT, 1))
+        store.set(f"hello/{found.number}", json.dumps(wanted))
+        found._thread = threading.Thread(target=found._beat, name="node", daemon=True)
+        found._thread.start()
+        return found
+
+    def placed(self) -> tuple[int, int] | None:
+        """The node that it is, and the first start that it may take part in, once it is known.
+        PlanError if it asks for the node of the one who leads."""
+        key = f"place/{self.number}"
+        if not self.store.check([key]):
+            return None
+        place = json.loads(self.store.get(key))
+        if "taken" in place:
+            raise PlanError(
+                f"--node {place['taken']}: the node that leads is that one; give each node a "
+                "number of its own, or none of them one"
+            )
+        return place["node"], place["start"]
+
+    def over(self) -> int | None:
+        """The job's exit code, once there is one."""
+        return int(self.store.get(_OVER)) if self.store.check([_OVER]) else None
+
+    def is_gone(self) -> bool:
+        """Whether the leader took this node for dead."""
+        return bool(self.store.check([f"gone/{self.number}"]))
+
+    def leave(self) -> None:
+        """It beats no more."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            self.store.set(f"left/{self.number}", "")
+        except (dist.DistError, RuntimeError):
+            return  # the leader has gone, too
+
+    def _beat(self) -> None:
+        count, key = 0, f"beat/{self.number}"
+        while not self._closed.is_set():
+            count += 1
+            try:
+                self.store.set(key, str(count))
+            except (dist.DistError, RuntimeError):
+                return  # whoever asks the store next will see it
+            self._closed.wait(BEAT_S)

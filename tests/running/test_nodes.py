@@ -1,0 +1,234 @@
+"""Supervisors of several machines: they meet, one leads, and a node that goes is gone on without.
+
+Whole jobs on two nodes, with a node and a leader killed: `python -m benchmarks.faults node`.
+"""
+
+import json
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.running.crew import JobStart, RankStarter
+from meshwright.running.elastic import check_elastic
+from meshwright.running.nodes import crew_of_nodes, members
+from meshwright.running.nodes.crew_of_nodes import Follower, joined, lead
+from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
+from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
+from meshwright.running.nodes.nodes_choice import NodesChoice
+from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.runtime.world import children
+from meshwright.runtime.world.exit_codes import RETRY
+from meshwright.runtime.world.failure import FirstFailure
+from tests.planner.problems import cluster
+
+ONE = cluster(2)
+TWO = replace(ONE, name="two", nodes=ONE.nodes * 2, between_nodes=ONE.nodes[0].link)
+WAIT_S = 60.0
+
+
+def _places(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [MeetingPlace("127.0.0.1", one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
+
+
+def test_what_was_asked_for_is_read_or_refused():
+    assert parse_places("a:1, [::1]:65535") == (MeetingPlace("a", 1), MeetingPlace("::1", 65535))
+    assert str(parse_places("[::1]:9")[0]) == "[::1]:9"
+    for text in ("", "a", "a:0", "a:65536", "a:1,", "a b:1", "a:1,a:1"):
+        with pytest.raises(PlanError, match="--rdzv"):
+            parse_places(text)
+    assert MeetingPlace("localhost", 1).is_here() and not MeetingPlace("192.0.2.1", 1).is_here()
+    found = NodesChoice.parse("a:1", "1:2", 1)
+    found.check(TWO)
+    assert (found.least_of(2), NodesChoice.parse("a:1", None, None).least_of(4)) == (1, 3)
+    for nodes, node, says in (("x", None, "MIN:MAX"), ("0:2", None, "MIN:MAX"),
+                              ("1:3", None, "nearest is 1:2"), ("3", None, "nearest is 2:2"),
+                              (None, 2, "nearest is 1")):  # fmt: skip
+        with pytest.raises(PlanError, match=says):
+            NodesChoice.parse("a:1", nodes, node).check(TWO)
+    with pytest.raises(PlanError, match="has one"):
+        found.check(ONE)
+    with pytest.raises(PlanError, match="--rdzv HOST:PORT"):
+        check_elastic(None, Cluster.preset("a100-80", num_nodes=2))
+
+
+def test_they_meet_at_the_first_place_and_then_at_the_next():
+    first, second = _places(2)
+    leader = meet([first, second], "job", WAIT_S)
+    assert leader.leads and leader.place == first
+    follower = meet([first, second], "job", WAIT_S)
+    assert not follower.leads and follower.place == first
+    with pytest.raises(PlanError, match="for another job"):
+        meet([first], "other", WAIT_S)
+    assert meet([first], "job", 0.3, gone=first) is None, "nobody takes over"
+    assert meet([second], "job", WAIT_S, asked=[15]) is None
+    del leader
+    with pytest.raises(dist.DistError):
+        follower.store.check(["job"])
+    # One that comes back finds whoever leads now, wherever that is.
+    taken = meet([first, second], "job", WAIT_S, gone=first)
+    assert taken.leads and taken.place == second
+    assert meet([first, second], "job", WAIT_S).place == second
+
+
+def test_the_leader_knows_who_is_there():
+    store = HashStore()
+    here = Members(store, 3, own=0)
+    one = Membership(store, store.add(members._COUNT, 1))
+    here.look()  # it has a number, and has not said anything
+    assert here.nodes() == {0} and one.placed() is None
+    store.set(f"hello/{one.number}", json.dumps(-1))
+    here.look()
+    assert here.nodes() == {0, 1} and one.placed() == (1, 0)
+    other = Membership(store, store.add(members._COUNT, 1))
+    store.set(f"hello/{other.number}", json.dumps(1))
+    for beat in range(QUIET_BEATS):
+        store.set(f"beat/{one.number}", str(beat))
+        here.look()
+    assert other.placed() is None and not one.is_gone(), "its node is there"
+    here.next_start = 4
+    for _ in range(QUIET_BEATS):
+        here.look()
+    assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
+    here.dismiss(other.number)
+    assert here.nodes() == {0} and not other.is_gone()
+    third = Membership(store, store.add(members._COUNT, 1))
+    store.set(f"hello/{third.number}", json.dumps(0))
+    here.look()
+    with pytest.raises(PlanError, match="--node 0: the node that leads"):
+        third.placed()
+
+
+@dataclass(frozen=True)
+class _Scripted(RankStarter):
+    """Ranks are small scripts, without torch."""
+
+    scripts: tuple[str, ...] = ()
+
+    def ranks(self, start, node, store, asked):
+        own = self.ranks_of(start, node)
+        code = f"import os, sys, time; {self.scripts[start.number]}"
+        size = len(start.devices)
+        return Ranks(size, ("-c", code), store, start.number, {}, asked, own=own, node=node)
+
+
+@contextmanager
+def _two_nodes(tmp_path, monkeypatch, *scripts):
+    """A leader's crew, and how a follower on a thread ends; with the signals that it has."""
+    monkeypatch.setattr(members, "BEAT_S", 0.02)
+    monkeypatch.setattr(members, "QUIET_BEATS", 10**6)
+    monkeypatch.setattr(crew_of_nodes, "_POLL_S", 0.02)
+    # Both are in one process here, and neither is to take the other's ranks for its orphans.
+    monkeypatch.setattr(children, "end_orphans", lambda ours: None)
+    starter = _Scripted(TWO, tmp_path, (), scripts=scripts)
+    places, asked, codes = _places(1), [], []
+    crew = lead(meet(places, "job", WAIT_S), starter, 2, 0, {0, 1})
+
+    def follow():
+        found = meet(places, "job", WAIT_S)
+        follower = Follower(starter, found, Membership.join(found.store, -1))
+        with suppress(dist.DistError):
+            codes.append(follower.run(asked))
+        follower.membership.leave()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield crew, asked, codes
+    finally:
+        crew.end(0)
+        crew.members.close()
+        thread.join()
+
+
+def _start(number, devices=(0, 1, 2, 3)):
+    return JobStart(number, "{}", devices)
+
+
+def _run(crew, start):
+    return crew.run(start, lambda: None, lambda: False, [])
+
+
+WAIT = "time.sleep(100)"
+ENVIRONMENT = "[os.environ[x] for x in ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')]"
+
+
+def test_two_nodes_run_one_job(tmp_path, monkeypatch):
+    right = "[['0','0','2','0'],['1','1','2','0'],['2','0','2','1'],['3','1','2','1']]"
+    scripts = (
+        f"sys.exit({ENVIRONMENT} not in {right})",
+        f"os.environ['RANK'] == '2' and os.kill(os.getpid(), 9); {WAIT}",
+    )
+    with _two_nodes(tmp_path, monkeypatch, *scripts) as (crew, _, codes):
+        assert crew.gather([]) == "" and crew.absent() == set()
+        end = _run(crew, _start(0))
+        assert end.codes == dict.fromkeys(range(4), 0) and end.cause is None and not end.exit_code
+        assert not crew.has_more()
+        end = _run(crew, _start(1))
+        assert end.cause.text == "rank 2 was killed by SIGKILL, before it took a step"
+        assert end.lost == (2,) and end.exit_code == 137 and len(end.codes) == 4
+    assert codes == [0]
+
+
+def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkeypatch):
+    there = f"os.path.join({str(tmp_path)!r}, os.environ['RANK'])"
+    leave = (
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); "
+        f"open({there}, 'w').close(); "
+        f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(tmp_path / 'left')!r}), 1)]; "
+        "sys.exit(75)"
+    )
+
+    def ask():
+        while len(list(tmp_path.iterdir())) < 4:
+            time.sleep(0.01)
+        asked.append(signal.SIGTERM)
+        (tmp_path / "left").touch()  # as ranks of the other node agree to leave, too
+
+    with _two_nodes(tmp_path, monkeypatch, leave) as (crew, asked, codes):
+        crew.gather([])
+        end = crew.run(_start(0), ask, lambda: False, [])
+        assert end.saved and not end.asked_by and crew.absent() == {2, 3}
+        until = time.monotonic() + WAIT_S
+        while not codes and time.monotonic() < until:
+            time.sleep(0.02)
+        assert codes == [RETRY]
+        end = _run(crew, _start(1))
+        assert end.cause.text == "node 1 is gone" and not end.codes, "since the search"
+        found = meet([crew.meeting.place], "job", WAIT_S)
+        again = Membership.join(found.store, 1)
+        while not crew.has_more():
+            time.sleep(0.02)
+        assert again.placed() == (1, 2) and crew.absent() == set()
+        again.leave()
+
+
+def _died(rank, by, seen=()):
+    cause = FirstFailure("died", rank, 5, f"rank {rank} died, seen by {by}")
+    return JobEnd(dict.fromkeys(seen, 1), cause, 1.0, lost=(rank,))
+
+
+def test_one_end_of_those_of_all_nodes():
+    ranks = {0: [0, 1], 1: [2, 3]}
+    end = joined({0: _died(2, 0, [0, 1]), 1: _died(2, 1, [2, 3])}, ranks, {}, own=0)
+    assert end.cause.text == "rank 2 died, seen by 1" and end.lost == (2,) and len(end.codes) == 4
+    end = joined({0: _died(2, 0, [0, 1])}, ranks, {1: [2, 3]}, own=0)
+    assert end.cause.text == "node 1 is gone, in step 5 (others saw: rank 2 died, seen by 0)"
+    end = joined({0: JobEnd({0: RETRY, 1: RETRY})}, ranks, {1: [2, 3]}, own=0)
+    assert end.saved, "the others left with all that was done"
+    end = joined({0: JobEnd({})}, ranks, {1: [2, 3]}, own=0)
+    assert end.cause.text == "node 1 is gone" and end.cause.rank == 2
+    raised = JobEnd({0: 1, 1: -9}, FirstFailure("raised", 0, 5, "x"))
+    assert joined({0: raised}, ranks, {1: [2, 3]}, own=0).cause.text == "x"
