@@ -93,9 +93,9 @@ def test_what_was_saved_goes_on_under_another_plan(tmp_path: Path) -> None:
 
 def test_numbers_come_back_as_they_were_and_objects_are_refused() -> None:
     state = {"step": 3, "rate": 0.5, "on": True, "mean": torch.ones(2), "none": None}
-    kept = leaves(state, "it")
+    kept: dict[str, Any] = dict(leaves(state, "it"))
     assert sorted(kept) == ["mean", "on:bool", "rate:float", "step:int"]
-    put_numbers_back(kept)  # type: ignore[arg-type]
+    put_numbers_back(kept)
     assert kept["step"] == 3 and type(kept["step"]) is int and kept["on"] is True
     for odd in ({"basis": object()}, {"name": "a"}, {"own": [1, 2]}):
         with pytest.raises(PlanError, match="tensors and, beside them, numbers"):
