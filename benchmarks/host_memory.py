@@ -33,7 +33,9 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.by_stage import layers
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.finish import changed
 from meshwright.planner.search.search import search_problem
 from meshwright.profiling.measure_local import measure_local
 from meshwright.runtime.job.compile import compile as compile_job
@@ -45,7 +47,10 @@ SHAPES = ((12, 768), (24, 1024), (36, 1280), (48, 1600), (32, 2560), (32, 3072),
           (32, 4096), (36, 4608), (40, 5120), (44, 5632), (44, 6144), (48, 7168), (56, 8192),
           (64, 9216))  # fmt: skip
 """Layers and width."""
-KNOWN = {"GPT-2 medium": (24, 1024), "GPT-2 large": (36, 1280), "GPT-2 XL": (48, 1600)}
+KNOWN = {
+    "GPT-2 small": (12, 768), "GPT-2 medium": (24, 1024), "GPT-2 large": (36, 1280),
+    "GPT-2 XL": (48, 1600),
+}  # fmt: skip
 SEQUENCES, TOKENS = 8, 1024
 PRECISION = "fp16"
 """A V100 has tensor cores for it, and the published runs have it."""
@@ -128,30 +133,70 @@ def sizes(device: str) -> Table:
 
 
 def batches(device: str, models: Sequence[str]) -> Table:
-    """The largest batch in one piece, store by store, with recompute and without; also as they are
-    found."""
+    """The largest batch in one piece, store by store: where blocks keep what their backward needs,
+    and where each runs again. A plan's bytes grow with the batch by the same amount a sequence, but
+    for small steps of what is worked with: so two small batches, on a device that has room, say
+    about where it ends, and the batches beside that are planned."""
     cluster = Cluster.preset(device, devices_per_node=1)
-    table = _table("model", "kept", "nothing made again or moved", "ratio", "else", "ratio",
-                   "step, s")  # fmt: skip
-    for model, (layers, width) in ((name, KNOWN[name]) for name in models):
+    limit = cluster.device_types[0].usable_bytes
+    table = _table("model", "kept", "batch, all kept", "ratio", "batch, all made again", "ratio",
+                   "step, s", "sequences/s")  # fmt: skip
+    for model in models:
         first: list[int] = []
         for name, store in STORES.items():
             cells: list[str] = []
-            step_s = 0.0
-            for place, pins in enumerate((KEEPS, ())):
-                number, plan = largest(
-                    lambda n, pins=pins, store=store, shape=(layers, width): found(  # type: ignore[misc]
-                        traced(*shape, n), cluster, store, precision=PRECISION,
-                        constraints=("num_microbatches=1", *pins),
+            plan = None
+            for place, again in enumerate((False, True)):
+                number, plan = _last(
+                    lambda n, again=again, store=store, shape=KNOWN[model]: _planned(  # type: ignore[misc]
+                        traced(*shape, n), cluster, store, again=again
                     ),
-                    256,
-                )  # fmt: skip
+                    limit,
+                )
                 first += [number] if len(first) <= place else []
                 cells += [str(number), f"{number / first[place]:.2f}" if first[place] else "-"]
-                step_s = plan.predicted.step_s if plan is not None else 0.0
-            table.add_row(model, name, *cells, f"{step_s:.2f}")
-            print(model, name, *cells, f"{step_s:.2f}", sep=" | ", flush=True)
+            step_s = plan.predicted.step_s if plan is not None and plan.predicted else 0.0
+            rate = f"{number / step_s:.1f}" if step_s else "-"
+            table.add_row(model, name, *cells, f"{step_s:.2f}", rate)
+            print(model, name, *cells, f"{step_s:.2f}", rate, sep=" | ", flush=True)
+        traced.cache_clear()
     return table
+
+
+def _planned(graph: Graph, cluster: Cluster, store: str, *, again: bool) -> Plan:
+    """One micro-batch on one device that has room for all; `again`: each layer runs twice."""
+    (kind,) = cluster.device_types
+    roomy = replace(cluster, device_types=(replace(kind, memory_bytes=2**44),))
+    pins = (f"store={store}", "num_microbatches=1", *KEEPS)
+    problem = make_problem(graph, roomy, constraints=pins, precision=PRECISION)
+    plan = search_problem(problem, time_limit_s=60)
+    if not again:
+        return plan
+    (stage,) = plan.stages
+    return changed(
+        problem,
+        plan,
+        stages=(replace(stage, recompute=dict.fromkeys(layers(plan, graph, 0), "full")),),
+    )
+
+
+def _last(plan_of: Callable[[int], Plan], limit: int) -> tuple[int, Plan | None]:
+    """The largest batch whose plan takes no more than `limit`, and that; 0 if one is too large."""
+
+    def used(n: int) -> int:
+        predicted = plan_of(n).predicted
+        assert predicted is not None
+        return predicted.stages[0].memory.used_bytes
+
+    low, high = used(2), used(6)
+    if used(1) > limit:
+        return 0, None
+    n = max(1, 2 + int(4 * (limit - low) / (high - low)))
+    while used(n) > limit:
+        n -= 1
+    while used(n + 1) <= limit:
+        n += 1
+    return n, plan_of(n)
 
 
 class _Turn:

@@ -75,6 +75,23 @@ class BlockwiseMomentum(torch.optim.Optimizer):
             state[key] = value
 
 
+class CountedMomentum(BlockwiseMomentum):
+    """The same with rates that fall by a count of Python's, and tables that all parameters in
+    8 bits share, in a list."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, lr)
+        self._tables = [torch.linspace(1.0, 0.5, 8), torch.linspace(0.5, 1.0, 8)]
+
+    def _keep(self, state: dict[str, Any], mean: Tensor) -> None:
+        count = state.get("count", 0)
+        mean.mul_(state.get("tables", self._tables)[count % 2][count % 8])
+        super()._keep(state, mean)
+        state["count"] = count + 1
+        if "scale" in state:
+            state.setdefault("tables", self._tables)
+
+
 def _blocks(x: Tensor, block: int, scale: Tensor) -> Tensor:
     """Each block of elements times its number."""
     return (x.flatten() * scale.repeat_interleave(block)[: x.numel()]).view(x.shape)

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meshwright.forms.running import Held
 from meshwright.ir.comm.by_store import Aside, of_all, to_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
 from meshwright.ir.precision import in_which_traced
-from meshwright.ir.torch_private import wraps_tensors
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
@@ -36,8 +34,9 @@ from meshwright.runtime.checkpoint.manifest import (
     SyncValues,
     Wanted,
 )
+from meshwright.runtime.checkpoint.optimizer_state import OptimizerStates, put_numbers_back
 from meshwright.runtime.checkpoint.parts import Box, Written
-from meshwright.runtime.checkpoint.shard_boxes import ShardBox, pieces
+from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
 from meshwright.runtime.job.unread import boxed
 
@@ -277,6 +276,8 @@ def _fill(job: "Job", source: _Source) -> None:
     job.missing |= {fill.name.removeprefix("model/") for fill in fills}
     for number, read in source.read_all([fill.wanted for fill in fills]):
         copy(fills[number], read)
+    for state in job.optimizer.state.values():
+        put_numbers_back(state)
     job.unread.fill(unread)
     for index, state in sync.items():
         job.parts.stages[index].sync.load(state)
@@ -286,15 +287,17 @@ def _fill(job: "Job", source: _Source) -> None:
 
 def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
     """What this rank has of a stage, by its name in the checkpoint."""
-    parts = job.parts
+    parts, states = job.parts, OptimizerStates(job.optimizer)
     counted = {id(h) for h in parts.counted(parts.held)}
     found = {}
     for h in parts.stages[stage].sync.held:
         mine = id(h) in counted
-        found[f"model/{h.param.fqn}"] = _boxed(job, h, h.tensor, mine)
-        for key, value in job.optimizer.state.get(h.tensor, {}).items():
-            if isinstance(value, Tensor):
-                found[f"optim/{key}/{h.param.fqn}"] = _boxed(job, h, value, mine)
+        boxes = pieces(h.param.runs, h.rows)
+        found[f"model/{h.param.fqn}"] = Boxed(
+            h.param.global_shape, tuple((box, h.tensor) for box in boxes), mine
+        )
+        for path, boxed_state in states.boxed(h, writes=mine).items():
+            found[f"optim/{path}/{h.param.fqn}"] = boxed_state
     for name, tensor in parts.tensors[stage].items():
         known = job.graph.tensors[name]
         if known.kind is Kind.BUFFER:
@@ -305,42 +308,17 @@ def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
     return found
 
 
-def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
-    """A tensor of the held one's shape, or a single number that belongs to it."""
-    if wraps_tensors(x) or (x.ndim and x.shape != held.tensor.shape):
-        kind = f"{type(x).__name__} " if wraps_tensors(x) else ""
-        raise PlanError(
-            f"the optimizer keeps a {kind}tensor of shape {tuple(x.shape)} for "
-            f"{held.param.fqn!r}, of which this rank has {tuple(held.tensor.shape)}: such a state "
-            "cannot be cut for another plan, so no checkpoint has it; job.export(folder) writes "
-            "the parameters alone"
-        )
-    if x.shape != held.tensor.shape:
-        return Boxed((), ((ShardBox((), (), ()), x),), writes)
-    shape = held.param.global_shape
-    boxes = pieces(held.param.runs, held.rows)
-    return Boxed(shape, tuple((piece, x) for piece in boxes), writes)
-
-
 def _make_room(job: "Job", stored: Mapping[str, StoredTensor]) -> None:
     """Gives the optimizer the state tensors that the checkpoint has, to be filled."""
-    by_fqn: dict[str, list[Held]] = {}
-    for h in job.parts.held:
-        if h.param.requires_grad and h.tensor.numel():
-            by_fqn.setdefault(h.param.fqn, []).append(h)
-    on_device = any(g.get("fused") or g.get("capturable") for g in job.optimizer.param_groups)
+    found: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
     for name, tensor in stored.items():
-        if not name.startswith("optim/"):
-            continue
-        _, key, fqn = name.split("/", 2)
-        dtype = dtype_named(tensor.dtype)
-        for h in by_fqn.get(fqn, []):
-            if key == "step" or tensor.shape != h.param.global_shape:
-                device = h.tensor.device if on_device else torch.device("cpu")
-                room = torch.zeros((), dtype=dtype, device=device)
-            else:
-                room = torch.zeros_like(h.tensor, dtype=dtype, requires_grad=False)
-            job.optimizer.state[h.tensor][key] = room
+        if name.startswith("optim/"):
+            _, path, fqn = name.split("/", 2)
+            found.setdefault(fqn, {})[path] = dtype_named(tensor.dtype), tensor.shape
+    states = OptimizerStates(job.optimizer)
+    for h in job.parts.held:
+        if h.param.requires_grad and h.tensor.numel() and h.param.fqn in found:
+            states.make_room(h, found[h.param.fqn])
 
 
 _HOW = ("params", "fused", "foreach", "capturable", "differentiable", "maximize")

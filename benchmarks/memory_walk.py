@@ -1,0 +1,143 @@
+"""Memory of every precision in every store: tracked bytes of tensors beside predicted ones.
+
+python -m benchmarks.memory_walk [--precisions fp32 bf16] [--link 200MB/s]
+
+Six layers of 512 x 512, AdamW, two micro-batches on two ranks of this machine (one for stores that
+are for one), a host behind a link that is made as slow as said. The most bytes of live tensors in
+the third step, of the rank that has most; the last line is the worst of all.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.forms.host_link import shaped
+from meshwright.ir.cluster.device import parse_quantity
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.hosts import apart
+from meshwright.testing.peaks import peak_of
+from meshwright.testing.spawn import run_ranks
+
+PRECISIONS = ("fp32", "bf16", "bf16-sums", "fp16", "bf16-autocast", "fp64", "bf16, layers.1=fp32")
+WIDTH, DEPTH, SAMPLES = 512, 6, 8
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "whole": ({"dp_shard": 2, "zero": 0}, ""),
+    "zero 1": ({"dp_shard": 2, "zero": 1}, ""),
+    "zero 2": ({"dp_shard": 2, "zero": 2}, ""),
+    "zero 3": ({"dp_shard": 2, "zero": 3}, ""),
+    "update_on_host": ({}, "update_on_host"),
+    "update_on_host, zero 1": ({"dp_shard": 2, "zero": 1}, "update_on_host"),
+    "sums_on_host": ({}, "sums_on_host"),
+    "on_host": ({}, "on_host"),
+    "shards_on_host": ({"dp_shard": 2, "zero": 3}, "shards_on_host"),
+}
+"""By name: sizes of the mesh, and the store of all parameters."""
+
+
+class Deep(nn.Module):
+    """Parameters, and little beside them; what float64 computes is given in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return x.square().mean()
+
+
+def given_in(precision: str) -> tuple[nn.Module, tuple[Tensor]]:
+    """The model and its batch."""
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    draw = torch.Generator().manual_seed(0)
+    return Deep().to(dtype), (torch.randn(SAMPLES, WIDTH, generator=draw).to(dtype),)
+
+
+@cache
+def graph(precision: str) -> Graph:
+    return trace(*given_in(precision), precision=precision)
+
+
+def planned(precision: str, name: str, link: float) -> tuple[Plan, int]:
+    """A plan, and the bytes of tensors that are predicted of it."""
+    sizes, store = CHOICES[name]
+    ranks = sizes.get("dp_shard", 1)
+    problem = make_problem(graph(precision), apart(ranks, link), precision=precision)
+    choice = uniform_choice(problem, num_microbatches=2, **sizes)
+    plan = build_plan(problem, choice, predict=False)
+    if store:
+        stages = tuple(replace(s, store=FormChoice(form=store)) for s in plan.stages)
+        plan = replace(plan, stages=stages)
+    return plan, max(s.memory.tensor_bytes for s in predict_plan(problem, plan).stages)
+
+
+def most(plans: list[Plan], link: float) -> list[int | str]:
+    """The most bytes of tensors on this rank, or why a plan does not run."""
+    found: list[int | str] = []
+    for plan in plans:
+        model, batch = given_in(plan.precision)
+        try:
+            with shaped(link):
+                job = compile_job(
+                    model, plan, optimizer="adamw", device="cpu", graph=graph(plan.precision),
+                    check=False,
+                )  # fmt: skip
+                found.append(peak_of(job, batch))
+        except PlanError as error:
+            found.append(str(error))
+    return found
+
+
+def walk(precisions: list[str], link: float) -> Iterator[tuple[str, str, int, int]]:
+    """Yields precision, store, bytes tracked and predicted; says what is refused."""
+    cases = []
+    for precision in precisions:
+        for name in CHOICES:
+            try:
+                cases.append((precision, name, *planned(precision, name, link)))
+            except PlanError as error:
+                print(f"{precision} | {name} | refused: {error}", flush=True)
+    for ranks in (1, 2):
+        own = [case for case in cases if case[2].world_size == ranks]
+        plans = [plan for _, _, plan, _ in own]
+        by_rank = run_ranks(ranks, most, plans, link, timeout_s=900)
+        for (precision, name, _, said), *found in zip(own, *by_rank, strict=True):
+            refused = next((x for x in found if isinstance(x, str)), "")
+            if refused:
+                print(f"{precision} | {name} | refused: {refused}", flush=True)
+            else:
+                yield precision, name, max(x for x in found if isinstance(x, int)), said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS))
+    parser.add_argument("--link", default="200MB/s")
+    given = parser.parse_args()
+    link = parse_quantity(given.link, "rate")
+    assert isinstance(link, float)
+    worst, where = 0.0, ""
+    for precision, name, tracked, said in walk(given.precisions, link):
+        off = said / tracked - 1
+        print(f"{precision} | {name} | {tracked / 1e6:.2f} | {said / 1e6:.2f} | {100 * off:+.2f} %",
+              flush=True)  # fmt: skip
+        if abs(off) >= abs(worst):
+            worst, where = off, f"{precision}, {name}"
+    print(f"worst: {100 * worst:+.2f} % ({where})")
+
+
+if __name__ == "__main__":
+    main()
