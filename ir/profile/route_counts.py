@@ -60,9 +60,8 @@ class RouteCounts:
     def routing(self, experts: int, picked: int) -> Routing | None:
         """Returns what layers with so many experts, of which tokens pick so many, do on average;
         None if nothing is known of such layers."""
-        alike = [
-            x for x in self.layers.values() if (x.experts, x.picked) == (experts, picked)
-        ]  # fmt: skip
+        told = self.layers.values()
+        alike = [x for x in told if (x.experts, x.picked) == (experts, picked)]
         if alike:
             return _routing_of(sum(alike[1:], alike[0]), "counted")
         said = [x for x in self.known if (x.experts, x.picked) == (experts, picked)]
@@ -73,7 +72,8 @@ class RouteCounts:
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Experts, and how many of them a token picks, of the kinds of layers that it tells of."""
-        return sorted({(x.experts, x.picked) for x in (*self.layers.values(), *self.known)})
+        counted = {(x.experts, x.picked) for x in self.layers.values()}
+        return sorted(counted | {(x.experts, x.picked) for x in self.known})
 
     def save(self, path: str | Path) -> None:
         """Writes them as JSON."""
@@ -178,10 +178,10 @@ def _layer(said: Any) -> LayerCounts:
         pairs = tokens * picked
         if not reached <= min(pairs, tokens * ranks) or not arrived <= worked <= pairs:
             raise ValueError
-    reached, arrived, worked = ({n: row[i] for n, row in rows.items()} for i in range(3))
+    sums = [{n: row[i] for n, row in rows.items()} for i in range(3)]
     return LayerCounts(
-        experts=experts, picked=picked, tokens=tokens, reached=reached, arrived=arrived,
-        worked=worked,
+        experts=experts, picked=picked, tokens=tokens, reached=sums[0], arrived=sums[1],
+        worked=sums[2],
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from tests.costmodel.traffic import (
     traced,
     walks,
 )
+from tests.travelling import travelling
 
 
 @pytest.mark.parametrize("dp", [1, 2])
@@ -130,7 +131,7 @@ def test_tokens_go_to_their_experts_as_is_priced() -> None:
         graph, Cluster.local(8), precision="fp64", routes=routes,
         constraints=("place *.experts.* ep=S(0)",),
     )  # fmt: skip
-    plan = plan_of(graph, problem.layouts((("ep", 2),), "own"), (case.batch_size,))
+    plan = plan_of(graph, travelling(problem.layouts((("ep", 2),), "own")), (case.batch_size,))
     each, even = sent_by_each(model, graph, plan, batch), expected(graph, plan)
     routed = [[t for t in found if t.primitive == Primitive.ALL_TO_ALL] for found in each]
     others = [
