@@ -9,7 +9,13 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
+from meshwright.costmodel.ops.compute import (
+    TIMED,
+    OpTime,
+    gradient_sum,
+    kept_inside_bytes,
+    op_time,
+)
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
@@ -136,7 +142,9 @@ class Walk(Trace):
             time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
-        if passes := passes_beside(local, self.site.device, self.site.run_as.fused_experts):
+        fused = self.site.run_as.fused_experts
+        # A measured op has them in it.
+        if time.source not in TIMED and (passes := passes_beside(local, self.site.device, fused)):
             self._compute(passes)
         if step.sends:
             self._inside(step, local, time)
