@@ -65,7 +65,7 @@ def test_all_wait_for_the_busiest_rank() -> None:
     counted = count_routes(model, [batch]).routing(4, 2)
     assert counted
     crowded = replace(counted, worked=(1.0, 1.8, 2.0), arrived=(1.0, 1.2, 1.4))
-    cluster, plans = Cluster.preset("h100-sxm"), []
+    cluster, plans = Cluster.local(8), []
     for routes in (None, RouteCounts(known=(crowded,))):
         problem = make_problem(
             graph, cluster, routes=routes, constraints=("place *.experts.* ep=S(0)",)
