@@ -258,8 +258,8 @@ class Walk(Trace):
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
         if (inside := self._inside_bytes(op)) and step.has_gradient:
-            kept = inside * share * (1.0 if step.is_causal else step.busiest or 1.0)
-            self.saved[op.name, "extra", ()] = round(kept)
+            most = 1.0 if step.is_causal else step.busiest or 1.0
+            self.saved[op.name, "extra", ()] = round(inside * share * most)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:
