@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.profile.route_counts import LayerCounts, RouteCounts, counts_of
+from meshwright.ir.torch_private import recording
 from meshwright.ir.trace.capture import has_hf_code
 from meshwright.ir.trace.declared import use_declared
 
@@ -33,10 +33,16 @@ def count_routes(model: nn.Module, batches: Iterable[Any]) -> RouteCounts:
         module.register_forward_pre_hook(lambda *_, path=path: inside.append(path))
         module.register_forward_hook(lambda *_: _left(inside), always_call=True)
     found: dict[str, LayerCounts] = {}
+
+    def called(func: Any, args: tuple[Any, ...], named: Any, result: Any) -> None:
+        if func in _OPERATORS:
+            counts, seen = _counted(args[1], args[3]), found.get(inside[-1])
+            found[inside[-1]] = seen + counts if seen else counts
+
     for batch in batches:
         named = batch if isinstance(batch, dict) else {}
         given = () if named else batch if isinstance(batch, tuple | list) else (batch,)
-        with _as_traced(ran, tuple(named)), torch.no_grad(), _Counting(found, inside):
+        with _as_traced(ran, tuple(named)), torch.no_grad(), recording(called):
             ran(*given, **named)
     if not found:
         raise PlanError(
@@ -61,21 +67,6 @@ def _as_traced(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
             hf.prepare(model)
             stack.enter_context(hf.tracing(names))
         yield
-
-
-class _Counting(TorchDispatchMode):
-    """Adds up what goes through operators of experts, by the module that is inside."""
-
-    def __init__(self, found: dict[str, LayerCounts], inside: list[str]) -> None:
-        super().__init__()
-        self.found, self.inside = found, inside
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _OPERATORS:
-            path, counts = self.inside[-1], _counted(args[1], args[3])
-            seen = self.found.get(path)
-            self.found[path] = seen + counts if seen else counts
-        return func(*args, **(kwargs or {}))
 
 
 def _counted(index: Tensor, gate_up: Tensor) -> LayerCounts:
