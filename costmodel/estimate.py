@@ -37,6 +37,7 @@ from meshwright.costmodel.stage.stage_model import StageModel, stage_model
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Partial, parse_strategy
 from meshwright.ir.plan.plan import Plan
@@ -71,7 +72,9 @@ def estimate_all(
     detail: bool = False,
 ) -> Estimate:
     """The same with everything that reports and traces need; `detail`: a log of what ran when."""
-    tables = tables or CostTables(graph, cluster, plan.precision, style=plan.style)
+    tables = tables or CostTables(
+        with_routing(graph, plan.routing), cluster, plan.precision, style=plan.style
+    )
     indices = range(len(plan.stages))
     costs = tuple(stage_costs(tables, plan, i) for i in indices)
     models = tuple(stage_model(tables, plan, i, costs[i]) for i in indices)

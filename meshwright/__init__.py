@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meshwright.planner.search.search import search as search
     from meshwright.profiling.measure_local import measure_local as measure_local
     from meshwright.profiling.profiling import profile as profile
+    from meshwright.profiling.routes import count_routes as count_routes
     from meshwright.profiling.rows import count_rows as count_rows
     from meshwright.running.logs import MetricLog as MetricLog
     from meshwright.runtime.job.by_method import by_method as by_method
@@ -69,6 +70,7 @@ _HOME = {
     "adapt": "adapters.adapting",
     "by_method": "runtime.job.by_method",
     "compile": "runtime.job.compile",
+    "count_routes": "profiling.routes",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
     "declare_experts": "ir.trace.declared",

@@ -1,15 +1,17 @@
 """Predicts published training runs and reports the error.
 
-`python -m benchmarks.published REPORT_DIR ... [--table NAME] [-o FILE.md]`
+`python -m benchmarks.published REPORT_DIR ... [--table NAME] [--part PART] [-o FILE.md]`
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.published.report import Result, evaluate
-from benchmarks.published.rows import tables
-from benchmarks.published.text import markdown, terminal
+from benchmarks.published.parts import PARTS
+from benchmarks.published.report import Case, Result, evaluate
+from benchmarks.published.rows import Skip, tables
+from benchmarks.published.text import markdown, terminal, told
 from meshwright.ir.errors import PlanError
 
 
@@ -17,14 +19,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="of published tables (JSON)")
     parser.add_argument("--table", default="", help="only this table")
-    parser.add_argument("--rows", action="store_true", help="every row, not only the worst")
+    parser.add_argument("--part", default="", choices=("", *PARTS), help="only rows of this part")
+    parser.add_argument("--number", type=int, nargs="+", help="only rows of these numbers")
+    parser.add_argument("--rows", action="store_true", help="every row as it is done")
     parser.add_argument("-o", "--output", type=Path, help="write markdown here")
     options = parser.parse_args()
     results: list[Result] = []
+
+    def show(end: Case | Skip) -> None:
+        if options.rows:
+            print(told(end), flush=True)
+
     try:
         for table in tables(*options.folders, only=options.table):
-            results.append(evaluate(table))
-            print(terminal(results[-1], every=options.rows), flush=True)
+            kept = [row for row in table.rows if options.part in ("", row.part)]
+            if options.number:
+                kept = [row for row in kept if row.index in options.number]
+            results.append(evaluate(replace(table, rows=tuple(kept)), show))
+            print(terminal(results[-1]), flush=True)
     except PlanError as error:
         print(error, file=sys.stderr)
         return 2

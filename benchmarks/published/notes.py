@@ -15,6 +15,10 @@ No number is fitted to these rows. Constants of styles come from the calibration
 from data sheets, from sources of the stacks or from stated assumptions; many of the mechanisms were
 found over four days with these rows in view, so for them this page is no blind test.
 
+Rows are of two parts, `calibration` and `report`, by a checksum of model, GPUs and their kind
+(`benchmarks/published/parts.py`; `--part` runs one of them): what is changed in view of rows is
+changed in view of the first. Mechanisms older than 26 November 2026, evening, had all rows in view.
+
 Errors are relative; above zero means predicted too slow or too large. `in band` is the share of
 rows whose step took what the plan says, give or take the error that it states. `rank` is Spearman's
 correlation of step times.
@@ -35,10 +39,11 @@ LOG = """\
 - Experts are experts of ours (Hugging Face's Qwen3-MoE, Qwen2-MoE and DeepSeek-V3 models of the
   row's shape), whose ranks have samples of their own, as in these stacks. Where ranks of tensor
   parallelism have other experts, not parts of one, experts lie on `ep` and `tp` together. How often
-  a token travels is part of the style (`Style.token_to`). Products of experts are in bfloat16 here,
-  also in rows of 8-bit floats. Experts that are not gated have no place in these models: left out.
-  An all-to-all beside another
-  micro-batch's work (Megatron's `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
+  a token travels is part of the style (`Style.token_to`), and so is what putting tokens into order,
+  gates and bringing tokens back take beside the products (`Style.fused_experts`). Products of
+  experts are in bfloat16 here, also in rows of 8-bit floats. Experts that are not gated have no
+  place in these models: left out. An all-to-all beside another micro-batch's work (Megatron's
+  `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
   stack's list of operators.

@@ -1,7 +1,7 @@
 """Sums up the errors of a table and writes them as text and markdown."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -52,14 +52,16 @@ class Result:
     skipped: tuple[Skip, ...]
 
 
-def evaluate(table: Table) -> Result:
-    """Predict every row that can be predicted."""
+def evaluate(table: Table, done: Callable[[Case | Skip], None] = lambda _: None) -> Result:
+    """Predict every row that can be predicted, and hand each to `done`."""
     cases, skipped = [], list(table.skipped)
     for row in table.rows:
         try:
             cases.append(Case(row, predict(row)))
+            done(cases[-1])
         except MeshwrightError as error:
             skipped.append(Skip(row.index, str(error)))
+            done(skipped[-1])
     return Result(table.name, tuple(cases), tuple(sorted(skipped, key=lambda s: s.index)))
 
 

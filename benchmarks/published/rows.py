@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published.measured import RowError, fits_of, memory_of, part_of, step_of
+from benchmarks.published.parts import REPORT, part_of_run
 from benchmarks.published.shapes import Shape, read_shape
 from meshwright.ir.errors import PlanError
 
@@ -73,6 +74,8 @@ class Row:
     memory_kind: str
     fits: bool | None
     label: str
+    part: str = REPORT
+    """By `parts.py`."""
 
     @property
     def microbatches(self) -> int:
@@ -181,6 +184,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         memory_kind=kind,
         fits=fits,
         label=_label(raw, shape, parallel, mbs),
+        part=part_of_run(raw),
     )
 
 

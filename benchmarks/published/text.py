@@ -4,19 +4,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from benchmarks.published.notes import HEAD, LOG
+from benchmarks.published.parts import CALIBRATION, REPORT
 from benchmarks.published.report import Case, Errors, Result, errors, feasibility, spearman
-from benchmarks.published.rows import Row
+from benchmarks.published.rows import Row, Skip
 
 _WORST = 8
 
 
-def terminal(result: Result, *, every: bool = False) -> str:
+def told(end: Case | Skip) -> str:
+    """Returns a row's figures, or why it was left out."""
+    return _row(end) if isinstance(end, Case) else f"{end.index:4} left out: {end.reason}"
+
+
+def terminal(result: Result) -> str:
     """One table's figures, what was left out, and its worst rows."""
     lines = [f"{result.name}: {len(result.cases)} rows predicted, {len(result.skipped)} left out"]
     lines += [f"  {line}" for line in _figures(result)]
     lines += [f"  left out {n} x: {why}" for why, n in _reasons(result)]
-    cases = result.cases if every else _worst(result)
-    lines += [f"  {_row(case)}" for case in cases]
+    lines += [f"  {_row(case)}" for case in _worst(result)]
     return "\n".join(lines)
 
 
@@ -44,6 +49,8 @@ def _figures(result: Result) -> list[str]:
 
 
 _SUBSETS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
+    ("calibration", lambda row: row.part == CALIBRATION),
+    ("report", lambda row: row.part == REPORT),
     ("tp 1", lambda row: row.parallel.tp == 1),
     ("tp > 1, pp 1", lambda row: row.parallel.tp > 1 and row.parallel.pp == 1),
     ("tp > 1, pp > 1", lambda row: row.parallel.tp > 1 and row.parallel.pp > 1),

@@ -1,7 +1,7 @@
 """Prices a run of ops at one rank's local shapes: their time, conversions, what is saved."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
@@ -9,16 +9,24 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
+from meshwright.costmodel.ops.compute import (
+    TIMED,
+    OpTime,
+    gradient_sum,
+    kept_inside_bytes,
+    op_time,
+)
+from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
 from meshwright.costmodel.ops.op_classes import classify
-from meshwright.costmodel.ops.routing import is_routed, parts_outside, routed
+from meshwright.costmodel.ops.routing import RoutedTokens, is_routed, parts_outside, routed
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
+from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
@@ -65,9 +73,8 @@ class Walk(Trace):
     """Axis, and messages of ops on it."""
     regathered: dict[str, int] = field(default_factory=dict)
     """Values that the stack gathers again in the backward, and over how many ranks."""
-    routes: list[tuple[LocalOp, int, int]] = field(default_factory=list)
-    """Ops whose tokens travel, priced as torch's operators route them; to how many ranks, inside of
-    how many parts of the experts."""
+    routes: list[RoutedTokens] = field(default_factory=list)
+    """Tokens that travel, priced as torch's operators route them."""
 
     def communicates(self, axis: str) -> bool:
         """Whether anything has moved, or is cut or padded, on an axis."""
@@ -129,10 +136,16 @@ class Walk(Trace):
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
         time = op_time(local, self.site.device, self.timer)
+        if step.op.routing and step.op.routing.band and step.busiest:
+            time = replace(time, band=time.band + step.op.routing.band)
         if self.site.run_as.fused_softmax and step.op.name in self.facts.before_softmax:
             time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
+        fused = self.site.run_as.fused_experts
+        # A measured op has them in it.
+        if time.source not in TIMED and (passes := passes_beside(local, self.site.device, fused)):
+            self._compute(passes)
         if step.sends:
             self._inside(step, local, time)
         for index in step.read_again:
@@ -163,9 +176,10 @@ class Walk(Trace):
         for axis, strategy in step.strategies.items():
             ranks = self.site.axes[axis].size
             if is_routed(op, strategy, ranks):
-                outer = parts_outside(strategy)
-                self.routes.append((local, ranks, outer))
-                self._compute(routed(local, ranks, self.site.device, False, outer))
+                routing = op.routing or evenly_routed(op, self.facts.graph)
+                tokens = RoutedTokens(op.key, local, routing, ranks, parts_outside(strategy))
+                self.routes.append(tokens)
+                self._compute(routed(tokens, self.site.device, False))
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
@@ -198,7 +212,7 @@ class Walk(Trace):
             op.target,
             step.op_class,
             step.dtype,
-            op.flops * share * self._seen(busiest),
+            op.flops * share * self._seen(step),
             tuple([self._local_input(operand) for operand in step.inputs]),
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
@@ -209,11 +223,14 @@ class Walk(Trace):
             step.comes_cast,
         )
 
-    def _seen(self, busiest: float) -> float:
-        """Of the keys, what the queries of the busiest rank see, half of them in the mean."""
-        if not busiest:
+    def _seen(self, step: OpStep) -> float:
+        """What the busiest rank does over the mean; of causal attention over all scores, of which
+        queries see half in the mean."""
+        if not step.busiest:
             return 1.0
-        return 0.5 if self.site.run_as.balanced else busiest / 2
+        if not step.is_causal:
+            return step.busiest
+        return 0.5 if self.site.run_as.balanced else step.busiest / 2
 
     def _local_input(self, operand: PricedInput) -> LocalInput:
         shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]
@@ -241,7 +258,8 @@ class Walk(Trace):
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
         if (inside := self._inside_bytes(op)) and step.has_gradient:
-            self.saved[op.name, "extra", ()] = round(inside * share)
+            most = 1.0 if step.is_causal else step.busiest or 1.0
+            self.saved[op.name, "extra", ()] = round(inside * share * most)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -69,8 +69,8 @@ class OpStep:
     parts: tuple[tuple[int, int, int], ...]
     """What is split of it on each axis: value, dim and whole size."""
     busiest: float
-    """Of causal attention whose queries are split: the work of the rank with most of it, over the
-    mean; 0: each rank has all queries."""
+    """The work of the rank with most of it, over the mean, where what a rank has of the op decides
+    it: of causal attention whose queries are split, of experts; 0 elsewhere."""
     is_causal: bool
     channels_last: bool
     has_gradient: bool

@@ -7,9 +7,10 @@ from math import ceil
 from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of, send_time
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
-from meshwright.ir.layout.op_messages import SHIFT, Inner, copies_of
+from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.styles import Style, style
 
 USUAL = style("")
@@ -42,26 +43,26 @@ class StageSite:
             sent = (send_time(message.nbytes, level.link) for level in self.levels[axis])
             one = max(sent, default=0.0)
             return message.times * (one + self._copied_s(message.nbytes))
-        primitive = Primitive(message.kind)
-        if message.picked:
-            return message.times * self._routed_s(primitive, message, axis)
-        return message.times * self.primitive_s(primitive, message.nbytes, axis)
+        primitive, times = Primitive(message.kind), message.times * message.crowd
+        if message.routing:
+            return times * self._routed_s(primitive, message, message.routing, axis)
+        return times * self.primitive_s(primitive, message.nbytes, axis)
 
-    def _routed_s(self, primitive: Primitive, message: Inner, axis: str) -> float:
+    def _routed_s(self, primitive: Primitive, message: Inner, routing: Routing, axis: str) -> float:
         """Tokens to their experts, or home, with as many copies as the stack makes of each."""
         if message.outer > 1 and self.run_as.token_to != "rank":
             return 0.0  # its one all-to-all is priced on the outermost axis, whose links are slower
         levels, ranks = self.levels[axis], self.axes[axis].size
-        copies = once = copies_of(ranks, message.picked)
+        copies = once = routing.copies(ranks)
         nodes = ranks_of(levels[1:])
-        outside = copies_of(nodes, message.picked) if nodes > 1 else 0.0
+        outside = routing.copies(nodes) if nodes > 1 else 0.0
         match self.run_as.token_to:
             case "rank":
                 return self.primitive_s(primitive, message.nbytes, axis)
             case "expert":
-                copies, outside = float(message.picked), 0.0
+                copies, outside = float(routing.picked), 0.0
             case "neighbours":
-                copies = float(min(ranks, ceil(message.picked / message.held)))
+                copies = float(min(ranks, ceil(routing.picked / message.held)))
                 outside = outside and ceil(copies * nodes / ranks)
         if not outside:
             return self.primitive_s(primitive, round(message.nbytes * copies / once), axis)

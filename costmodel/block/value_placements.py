@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedTensor, Target
 from meshwright.costmodel.block.site import StageSite
@@ -161,7 +162,7 @@ class Trace(ABC):
             inputs=operands,
             outputs=tuple(self._wide(name, where) for name, where in made),
             parts=tuple(self._parts(op, strategies)),
-            busiest=self._busiest(op, strategies) if causal else 0.0,
+            busiest=self._busiest(op, strategies),
             is_causal=causal,
             channels_last=any(self._tensor(name).channels_last for name, _ in made),
             has_gradient=self._has_gradient(op),
@@ -224,15 +225,16 @@ class Trace(ABC):
                         break
 
     def _busiest(self, op: Op, strategies: Mapping[str, Strategy]) -> float:
-        """Of the axis along which its queries are split; 0 if along none."""
+        """Over all axes that leave some ranks more to do than others; 0 if none does."""
         count = facts(op.target).busiest
         if count is None:
             return 0.0
         shape, sizes = self._tensor(op.inputs[0]).shape, self.site.axes
-        return max(
-            (count(op, s, sizes[axis].size, shape) for axis, s in strategies.items()
-             if sizes[axis].size > 1), default=0.0,
-        )  # fmt: skip
+        each = [
+            count(op, s, sizes[axis].size, shape)
+            for axis, s in strategies.items() if sizes[axis].size > 1
+        ]  # fmt: skip
+        return prod(one or 1.0 for one in each) if any(each) else 0.0
 
     def _casts(self, op: Op, name: str) -> bool:
         """Whether autocast may hand the op this operand in another dtype."""

@@ -36,6 +36,8 @@ _PYTHON_CALLS = 6.0
 _WIDENED = 2.4
 """Times the passes of a fused operator on narrow values on a CPU: values in between have twice the
 bytes, and casts come to it; 1.2 times float32's time was measured, of half the bytes."""
+TIMED: frozenset[Source] = frozenset({"measured", "interpolated"})
+"""Sources of times of whole ops, not of curves."""
 _SOURCES: tuple[Source, ...] = get_args(Source)
 
 

@@ -109,8 +109,8 @@ def with_routing(
 
 def routing_saves(walk: Walk, hidden: Hidden) -> Hidden:
     """`hidden` of a block, with what the kernel `route` saves in it."""
-    for op, ranks, outer in walk.routes:
-        ours, torchs = (routed(op, ranks, walk.site.device, by, outer) for by in (True, False))
+    for tokens in walk.routes:
+        ours, torchs = (routed(tokens, walk.site.device, by) for by in (True, False))
         forward_s = torchs.forward_s - ours.forward_s
         backward_s = torchs.backward_input_s - ours.backward_input_s
         hidden = replace(

@@ -5,6 +5,7 @@ The kernel `route` does either in one pass; torch's operators cast, clear and ad
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from meshwright.costmodel.ops.compute import OpTime, dispatched
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
@@ -12,8 +13,8 @@ from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import arrivals_of, copies_of
 from meshwright.ir.placed.route import travels
 
 FINDING = 18
@@ -32,16 +33,30 @@ def parts_outside(strategy: Strategy) -> int:
     return placed.outer if isinstance(placed, Shard) else 1
 
 
-def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool, outer: int = 1) -> OpTime:
+class RoutedTokens(NamedTuple):
+    """Tokens that a rank sends to experts on one axis of a mesh."""
+
+    key: str
+    """Of the experts' op in its block."""
+    op: LocalOp
+    routing: Routing
+    ranks: int
+    """Of the axis."""
+    outer: int = 1
+    """In how many parts other axes have cut the experts: tokens that came there are sent on."""
+
+
+def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTime:
     """What routing an experts op's tokens takes, for one micro-batch on one rank: its own, or those
-    that have come there as to one of `outer` parts of the experts.
+    that have come there as to one of the outer parts of the experts.
 
     The tokens, the experts that they picked and the weights of these go out, and tokens come home;
     in backward the gradient of what came home goes out, those of tokens and weights come home.
     """
-    come, left = arrivals_of(outer, op.inputs[1].shape[-1])
+    _, op, routing, ranks, outer = tokens_of
+    come = routing.copies(outer)
     tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
-    copies = copies_of(ranks, left)
+    copies = routing.onward(outer, ranks)
     width = DTYPE_BYTES[op.dtype]
     wide = 1.0 if by_kernel else max(width, 4) / width
     trained = [come * x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]

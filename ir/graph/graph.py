@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.trace.hints import Hint
 
 
@@ -98,6 +99,8 @@ class Op:
     """Bytes that autograd keeps besides `saved` (dropout masks, softmax statistics, indices)."""
     source: str = ""
     """`file:line` of the user's code."""
+    routing: Routing | None = None
+    """Of a layer of experts: where its tokens go."""
 
     def arg(self, name: str) -> Arg:
         """The argument called `name` in the op's schema."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshwright.ir.graph.graph import Op
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Strategy
 
 SHIFT = "shift"
@@ -45,27 +46,17 @@ class Inner:
     """Whether they belong to the backward pass."""
     beside: bool = False
     """Whether the op computes meanwhile."""
-    picked: int = 0
-    """Of tokens on their way to experts, and of what comes home: how many experts each picks, on
-    different ranks or not; the bytes count it once for each rank."""
+    routing: Routing | None = None
+    """Of tokens on their way to experts, and of what comes home; the bytes count each once for each
+    rank that it goes to."""
     held: int = 0
     """Experts of a rank, then."""
     outer: int = 1
     """In how many parts other axes have cut the experts: tokens that came there are sent on."""
+    crowd: float = 1.0
+    """What comes to the busiest rank, over the mean rank's: all wait for it."""
 
 
 Operands = Sequence[LocalOperand]
 FindMessages = Callable[[Op, Strategy, int, Operands, Operands], tuple[Inner, ...]]
 FindCopies = Callable[[Op, Strategy, int, Operands, Operands], dict[int, int]]
-
-
-def copies_of(ranks: int, picked: float) -> float:
-    """To how many ranks a token goes that picks so many experts, on average."""
-    return float(ranks * (1 - (1 - 1 / ranks) ** picked))
-
-
-def arrivals_of(outer: int, picked: int) -> tuple[float, float]:
-    """To how many of `outer` parts of the experts a token goes, and how many experts it picks in
-    each of these, on average."""
-    come = copies_of(outer, picked)
-    return come, picked / come

@@ -20,11 +20,12 @@ from meshwright.ir.graph.op_forms import (
     then,
 )
 from meshwright.ir.graph.op_site import Form, OpSite, Value
+from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
-from meshwright.ir.layout.op_messages import Inner, Operands, arrivals_of, copies_of
+from meshwright.ir.layout.op_messages import Inner, Operands
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:
@@ -125,33 +126,46 @@ def _messages(
         return ()
     if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
         return ()
-    picked, held = index.shape[-1], max(1, inputs[3].shape[0] // ranks)
-    outer = strategy.inputs[3].outer
-    copies = _arrived(ranks, outer, picked)
+    held, outer = max(1, inputs[3].shape[0] // ranks), strategy.inputs[3].outer
+    routing = _routing(op, strategy, inputs)
+    copies, crowd = routing.copies(outer * ranks), routing.crowd(outer * ranks)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
+    rows = Inner(
+        move, tokens, 2, backward=False, routing=routing, held=held, outer=outer, crowd=crowd
+    )
     return (
         Inner(move, 8 * ranks * ranks, 1, backward=False),
-        Inner(move, tokens, 2, backward=False, picked=picked, held=held, outer=outer),
-        Inner(move, scales, 1, backward=False),
-        Inner(move, indices, 1, backward=False),
-        Inner(move, tokens, 2, backward=True, picked=picked, held=held, outer=outer),
-        Inner(move, scales, 1, backward=True),
+        rows,
+        Inner(move, scales, 1, backward=False, crowd=crowd),
+        Inner(move, indices, 1, backward=False, crowd=crowd),
+        replace(rows, backward=True),
+        Inner(move, scales, 1, backward=True, crowd=crowd),
     )
 
 
-def _arrived(ranks: int, outer: int, picked: int) -> float:
-    """How often a token of a rank is sent on an axis inside of `outer` parts of the experts."""
-    come, left = arrivals_of(outer, picked)
-    return come * copies_of(ranks, left)
+def _routing(op: Op, strategy: Strategy, inputs: Operands) -> Routing:
+    """What the graph says, or evenly spread over the experts that there are."""
+    placed = strategy.inputs[3]
+    outer = placed.outer if isinstance(placed, Shard) else 1
+    return op.routing or spread_evenly(inputs[3].shape[0] * outer, inputs[1].shape[-1])
+
+
+def _busiest(op: Op, strategy: Strategy, ranks: int, tokens: Shape) -> float:
+    """Of an axis that splits experts, inside of the parts that others have cut them in: what its
+    busiest rank computes, over the mean rank's."""
+    placed = strategy.inputs[3]
+    if op.routing is None or not isinstance(placed, Shard) or placed.dim != 0:
+        return 0.0
+    return op.routing.load(placed.outer * ranks) / op.routing.load(placed.outer)
 
 
 def _copies(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> dict[int, int]:
-    placed = strategy.inputs[3]
-    outer = placed.outer if isinstance(placed, Shard) else 1
-    copies = _arrived(ranks, outer, inputs[1].shape[-1])
+    placed, routing = strategy.inputs[3], _routing(op, strategy, inputs)
+    parts = ranks * (placed.outer if isinstance(placed, Shard) else 1)
+    copies = routing.copies(parts) * routing.crowd(parts)
     return {i: ceil(inputs[i].nbytes * copies / ranks) for i in range(3)}
 
 
@@ -178,5 +192,6 @@ FACTS = {
         form=then(_own, _routed),
         messages=_messages,
         copies=_copies,
+        busiest=_busiest,
     )
 }

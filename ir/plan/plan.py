@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from meshwright.ir.graph.graph import Block, Fusion, Graph
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Axis
 from meshwright.ir.plan.keeping import Keeping
 from meshwright.ir.plan.predicted import Evidence, Prediction
@@ -280,6 +281,8 @@ class Plan:
     """Fused kernels that the model is traced with, for the graph that the plan is for."""
     style: str = ""
     """The software stack that it is priced for, a file of `ir/styles`; empty: our runtime."""
+    routing: Many[Routing] = ()
+    """Where tokens of layers of experts go, as it is priced; nothing: they are spread evenly."""
     objective: str = "throughput"
     constraints: Many[str] = ()
     stages: Many[Stage]

@@ -36,6 +36,7 @@ _UNSAID = frozenset(
         "sync",
         "store",
         "style",
+        "routing",
         "by_parameter",
         "update",
         "gives_up",
@@ -46,7 +47,7 @@ _UNSAID = frozenset(
     }
 )
 """What many plans do not have; left out where there is none."""
-_SAID = frozenset({"predicted", "evidence", "notes", "versions", "gives_up"})
+_SAID = frozenset({"predicted", "evidence", "notes", "versions", "gives_up", "routing"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other
 candidates and yet find the same plan, of the same hash."""
 _FIELDS = tuple(

@@ -63,6 +63,9 @@ class Style:
     """What gets an expert's token once: each expert that it picked, each rank of them, or each node
     of them, whose ranks hand it on to one another. `neighbours`: the same, and its experts are
     numbered one after the other, so that few ranks have them all."""
+    fused_experts: bool = False
+    """Pairs of a token and an expert are put into order, gated and brought back by one kernel
+    each."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     all_reduces: bool = False

@@ -14,6 +14,7 @@ STYLE = replace(
     libraries=2025,
     attention=NEMO.attention,
     token_to="neighbours",
+    fused_experts=True,
     kernels=("rms_norm", "swiglu", "rotary", "route"),
     reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark",
 )

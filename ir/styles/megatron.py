@@ -11,6 +11,7 @@ STYLE = Style(
     regathers=True,
     balanced=True,
     token_to="expert",
+    fused_experts=True,
     kernels=(
         "layer_norm",
         "rms_norm",

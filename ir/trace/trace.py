@@ -16,6 +16,7 @@ from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
+from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.precision import copies_of, in_which_traced, scaling_of
 from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.text.digest import digest
@@ -138,7 +139,7 @@ def _traced(
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
     made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))
-    return made, captured.left_traces
+    return with_routing(made), captured.left_traces
 
 
 def _reason(

@@ -74,6 +74,11 @@ Rows = Annotated[
     typer.Option(help="how often rows of tables occur: a file of count_rows, or zipf:1.05"),
 ]
 
+Routes = Annotated[
+    str | None,
+    typer.Option(help="where tokens of mixtures go: a file of count_routes, or zipf:0.5"),
+]
+
 
 Survives = Annotated[
     str,
@@ -108,6 +113,7 @@ def command(
     constraints: Pins = None,
     allow: Allow = None,
     rows: Rows = None,
+    routes: Routes = None,
     memory_headroom: Headroom = 0.1,
     objective: Objective = "throughput",
     survives: Survives = "",

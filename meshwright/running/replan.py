@@ -116,6 +116,7 @@ class Replanner:
             optimizer=self.plan.optimizer, precision=self.plan.precision,
             max_grad_norm=self.plan.max_grad_norm, constraints=pins,
             objective=self.plan.objective, time_limit_s=limit_s, progress=False,
+            routes=self.plan.routing,
         )  # fmt: skip
         try:
             return search(self.graph, left, options)

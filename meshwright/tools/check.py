@@ -21,6 +21,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.route_counts import RouteCounts
 from meshwright.planner.pins.known import in_order
 
 STALE = 0.01
@@ -99,6 +100,7 @@ def price(plan: Plan, graph: Graph, cluster: Cluster, profile: Profile | None) -
     problem = make_problem(
         graph, cluster, optimizer=plan.optimizer, precision=plan.precision,
         max_grad_norm=plan.max_grad_norm, profile=profile, style=plan.style,
+        routes=RouteCounts.load(plan.routing),
     )  # fmt: skip
     priced = replace(
         plan, predicted=predict_plan(problem, plan), profile=profile_id(problem),

@@ -10,6 +10,7 @@ from meshwright.costmodel.explain.expected import block_uses, expected_in_detail
 from meshwright.costmodel.fit.learn import learn
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile.measured import Measured
@@ -69,9 +70,9 @@ class Details:
         return compare(self.plan, expected, self.runs), after, len(records)
 
     def _tables(self, profile: Profile | None) -> CostTables:
-        return CostTables(
-            self.graph, self.cluster, self.plan.precision, profile=profile, style=self.plan.style
-        )
+        plan, graph = self.plan, with_routing(self.graph, self.plan.routing)
+        plan, graph = self.plan, with_routing(self.graph, self.plan.routing)
+        return CostTables(graph, self.cluster, plan.precision, profile=profile, style=plan.style)
 
     def _compared(self, tables: CostTables) -> Comparison:
         expected, _ = expected_in_detail(self.plan, tables, self.runs)

@@ -46,4 +46,5 @@ def _message_s(message: Inner, samples: int, ranks: int, prices: Prices) -> floa
         # A gather is ranks - 1 shifts of a part each.
         gather_s = prices.primitive_s(Primitive.ALL_GATHER, nbytes * ranks, ranks)
         return message.times * gather_s / (ranks - 1)
-    return message.times * prices.primitive_s(Primitive(message.kind), nbytes, ranks)
+    times = message.times * message.crowd
+    return times * prices.primitive_s(Primitive(message.kind), nbytes, ranks)

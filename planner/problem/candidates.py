@@ -132,6 +132,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         max_grad_norm=problem.max_grad_norm,
         kernels=problem.graph.fusions,
         style=problem.tables.style,
+        routing=problem.routing,
         objective=problem.objective,
         constraints=tuple(map(str, problem.constraints)),
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),

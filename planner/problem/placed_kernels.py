@@ -1,9 +1,7 @@
 """Which kernels that a plan's layout decides are worth it there, and why others are not."""
 
 from dataclasses import dataclass
-from math import prod
 
-from meshwright.costmodel.block.price_ops import PricedOp
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.fused import why_no_kernel, why_no_peers
 from meshwright.costmodel.ops.routing import routed
@@ -13,7 +11,6 @@ from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph.graph import Block, Fusion
 from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.placed.route import travels
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem.problem import Problem
 
@@ -76,17 +73,14 @@ class _Worth:
     def _route(self, kernel: str, at: FoundSpot, spot: BlockSpot) -> str:
         tables = self.problem.tables
         walk = tables.blocks.walk(*self._block(at), spot)
-        step = next(s for s in walk.trail if isinstance(s, PricedOp) and s.op.key == at.op)
-        given = step.local, _ranks(step, spot), tables.devices[spot.device]
-        ours, torchs = (routed(*given, by_kernel) for by_kernel in (True, False))
-        known = f"{ours.source}, within {ours.band:.0%}"
-        return _slower(ours.total_s / torchs.total_s, spot, known)
-
-
-def _ranks(step: PricedOp, spot: BlockSpot) -> int:
-    """Of the axis that splits tokens and experts."""
-    strategies = step.strategies.items()
-    return prod(spot.sizes[axis] for axis, found in strategies if travels(found))
+        here = [tokens for tokens in walk.routes if tokens.key == at.op]
+        ours, torchs = (
+            [routed(tokens, tables.devices[spot.device], by_kernel) for tokens in here]
+            for by_kernel in (True, False)
+        )
+        known = f"{ours[0].source}, within {ours[0].band:.0%}"
+        ratio = sum(one.total_s for one in ours) / sum(one.total_s for one in torchs)
+        return _slower(ratio, spot, known)
 
 
 def _slower(ratio: float, spot: BlockSpot, known: str) -> str:

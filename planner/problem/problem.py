@@ -17,10 +17,13 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.host import host_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.routed_graph import expert_sizes, with_routing
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.precision import check_products, precision_for, stepped_in
 from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.route_counts import RouteCounts
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.styles import check_style
 from meshwright.ir.styles import style as known_style
@@ -67,6 +70,8 @@ class Problem:
     """What of plain training plans may change."""
     rows: RowCounts | None = field(compare=False)
     """How often rows of embedding tables occur."""
+    routing: tuple[Routing, ...] = ()
+    """Of layers of experts that somebody has counted, or assumed something of."""
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
     laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
@@ -180,6 +185,7 @@ def make_problem(
     seed: int = 0,
     allow: tuple[str, ...] = (),
     rows: RowCounts | None = None,
+    routes: RouteCounts | None = None,
     profile: Profile | None = None,
     log_dir: Path | None = None,
     style: str = "",
@@ -198,6 +204,8 @@ def make_problem(
         graph = in_precision(graph, precision)
     precision = precision_for(graph, precision)
     check_products(precision, cluster)
+    routing = _routing(graph, routes)
+    graph = with_routing(graph, routing) if routing else graph
     optimizer = _named(optimizer, graph, precision)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
@@ -215,10 +223,24 @@ def make_problem(
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
-        allow=_allowed(allow), rows=rows,
+        allow=_allowed(allow), rows=rows, routing=routing,
         tables=CostTables(graph, cluster, precision, profile=profile, style=style),
         solved={}, log_dir=log_dir, memory_headroom=memory_headroom,
     )  # fmt: skip
+
+
+def _routing(graph: Graph, routes: RouteCounts | None) -> tuple[Routing, ...]:
+    """Of the kinds of layers that the model has; PlanError where nothing counted is of one."""
+    sizes = sorted({size for op in graph.ops if (size := expert_sizes(op, graph))})
+    if routes is None:
+        return ()
+    found = {size: routes.routing(*size) for size in sizes}
+    if unknown := [size for size, one in found.items() if one is None] or not sizes:
+        raise PlanError(
+            f"routes: they tell of layers of (experts, picked) {routes.sizes}, the model has "
+            f"{unknown if sizes else 'none'}; count them with mw.count_routes(model, batches)"
+        )
+    return tuple(one for one in found.values() if one)
 
 
 def _of_style(

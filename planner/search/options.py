@@ -13,6 +13,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
+from meshwright.ir.profile.route_counts import RoutesGiven
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.planner.pins.decisions import Constraint
 
@@ -50,6 +51,9 @@ class SearchOptions:
     rows: RowCounts | Path | str | None = None
     """How often rows of embedding tables occur (`count_rows`), the file that holds it, or
     `zipf:1.05`, what is assumed; None: gradients of tables go whole."""
+    routes: RoutesGiven = None
+    """Where tokens of mixtures go (`count_routes`), the file that holds it, or `zipf:0.5`, what is
+    assumed; None: they are spread evenly."""
     memory_headroom: float = 0.1
     """The share of each device's memory that a plan leaves free, since predictions of memory are
     off by some percent; 0 fills devices. A pin such as `memory<=60GB` says it instead."""

@@ -17,6 +17,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Improvement
 from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import USUAL as USUAL_PRECISION
+from meshwright.ir.profile.route_counts import RouteCounts
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.first_plans import first_choices
@@ -88,6 +89,7 @@ def rank(
     """Finds the best plan on each cluster, best cluster first; options as in `search`."""
     asked = SearchOptions.of(options, **more)
     measured, rows = asked.measured(), RowCounts.load(asked.rows)
+    routes = RouteCounts.load(asked.routes)
     given = isinstance(model_or_graph, Graph)
     # A graph has what it was traced with.
     said = asked.kernels if asked.kernels is not None or not given else ()
@@ -109,7 +111,8 @@ def rank(
             graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
             max_grad_norm=asked.max_grad_norm, constraints=(*asked.constraints, *pins),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
-            profile=measured, style=asked.style, memory_headroom=asked.memory_headroom,
+            profile=measured, routes=routes, style=asked.style,
+            memory_headroom=asked.memory_headroom,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

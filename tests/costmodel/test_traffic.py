@@ -11,13 +11,15 @@ from meshwright.costmodel.block.block import summary
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import collective_time, group_levels
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.routing import spread_evenly
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
-from meshwright.ir.layout.op_messages import SHIFT, Inner, copies_of
+from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
+from meshwright.profiling.routes import count_routes
 from meshwright.testing.models import CASES
 from tests.codegen.equality import plan_of
 from tests.costmodel.traffic import (
@@ -28,10 +30,11 @@ from tests.costmodel.traffic import (
     expected,
     layouts,
     same_traffic,
-    sent,
+    sent_by_each,
     traced,
     walks,
 )
+from tests.travelling import travelling
 
 
 @pytest.mark.parametrize("dp", [1, 2])
@@ -115,20 +118,34 @@ def test_planned_layouts_send_what_is_priced(name: str, mesh: ModelMesh) -> None
 
 
 def test_tokens_go_to_their_experts_as_is_priced() -> None:
-    """As many messages; their bytes depend on the tokens and are priced as if evenly spread."""
+    """Where tokens were counted, all ranks together send as many bytes as is priced, to rounding;
+    spread evenly they would send others."""
     case = CASES["mixtral"]
     model, batch = case.model(), case.example()
     assert isinstance(batch, dict)
     graph = trace(model, batch)
-    problem = make_problem(graph, Cluster.local(8), precision="fp64")
-    plan = plan_of(graph, problem.layouts((("ep", 2), ("tp", 2)), "halves"), (case.batch_size,))
-    both = sent(model, graph, plan, batch), expected(graph, plan)
-    routed = [[t for t in found if t.primitive == Primitive.ALL_TO_ALL] for found in both]
-    others = [Counter(t for t in found if t.primitive != Primitive.ALL_TO_ALL) for found in both]
-    assert others[0] == others[1] and len(routed[0]) == len(routed[1]) > 0
-    assert sum(t.nbytes for t in routed[0]) == pytest.approx(
-        sum(t.nbytes for t in routed[1]), rel=0.1
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate.weight[0] *= 8  # an expert that many tokens pick, or few
+    routes = count_routes(model, [batch])
+    problem = make_problem(
+        graph, Cluster.local(8), precision="fp64", routes=routes,
+        constraints=("place *.experts.* ep=S(0)",),
+    )  # fmt: skip
+    plan = plan_of(graph, travelling(problem.layouts((("ep", 2),), "own")), (case.batch_size,))
+    each, even = sent_by_each(model, graph, plan, batch), expected(graph, plan)
+    routed = [[t for t in found if t.primitive == Primitive.ALL_TO_ALL] for found in each]
+    others = [
+        Counter(t for t in found if t.primitive != Primitive.ALL_TO_ALL)
+        for found in (each[0], even)
+    ]  # fmt: skip
+    assert others[0] == others[1]
+    mean = sum(t.nbytes for found in routed for t in found) / len(each)
+    priced, evenly = (
+        sum(t.nbytes for t in expected(said, plan) if t.primitive == Primitive.ALL_TO_ALL)
+        for said in (problem.graph, graph)
     )
+    assert mean == pytest.approx(priced, rel=1e-4)
+    assert mean != pytest.approx(evenly, rel=1e-2)
 
 
 def test_messages_cost_no_transfer_where_no_tiers_are_given():
@@ -140,6 +157,9 @@ def test_messages_cost_no_transfer_where_no_tiers_are_given():
     assert 0 < site.inner_s(message, "tp") < here.inner_s(message, "tp")
 
 
+ROUTING = spread_evenly(64, 8)
+
+
 def test_tokens_are_handed_on_inside_of_nodes_while_others_come():
     """Where the links of a node are no faster than the network, they set the pace: all copies pass
     them, those for half of the ranks on each of two nodes."""
@@ -147,7 +167,7 @@ def test_tokens_are_handed_on_inside_of_nodes_while_others_come():
     fast = group_levels(range(16), cluster)
     levels = (replace(fast[0], link=fast[1].link), fast[1])
     nbytes, all_to_all = 1 << 28, Primitive.ALL_TO_ALL
-    message = Inner(all_to_all, nbytes, 1, backward=False, picked=8, held=4)
+    message = Inner(all_to_all, nbytes, 1, backward=False, routing=ROUTING, held=4)
 
     def seconds(name: str) -> float:
         site = StageSite(
@@ -158,5 +178,5 @@ def test_tokens_are_handed_on_inside_of_nodes_while_others_come():
     inside_s = collective_time(all_to_all, nbytes / 2, levels[:1])
     assert seconds("nemo-flex") == pytest.approx(inside_s)
     # Of eight experts that follow on each other two ranks have all: two copies instead of 6.5.
-    few_s = collective_time(all_to_all, nbytes * 2 / copies_of(16, 8) / 2, levels[:1])
+    few_s = collective_time(all_to_all, nbytes * 2 / ROUTING.copies(16) / 2, levels[:1])
     assert seconds("automodel") == pytest.approx(few_s)

@@ -35,6 +35,13 @@ def sent(
     model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]
 ) -> list[SentCollective]:
     """What the first rank sends for one micro-batch, forward and backward."""
+    return sent_by_each(model, graph, plan, batch)[0]
+
+
+def sent_by_each(
+    model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]
+) -> list[list[SentCollective]]:
+    """The same of every rank."""
     stage = plan.stages[0]
     share = stage.batch_shares[0]
 
@@ -54,7 +61,7 @@ def sent(
         totals = sum(len(p.totals.outputs) for p in programs if p.totals) if stage.dp > 1 else 0
         return comm.log[totals:]  # totals of the batch are not part of a block
 
-    return simulate({"dp": stage.dp, **dict(stage.model)}, body)[0]
+    return simulate({"dp": stage.dp, **dict(stage.model)}, body)
 
 
 def walks(graph: Graph, plan: Plan) -> list[Walk]:

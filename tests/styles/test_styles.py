@@ -26,7 +26,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.layout.op_messages import copies_of
+from meshwright.ir.graph.routing import spread_evenly
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import ModelMesh, Plan
 from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
@@ -245,7 +245,7 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     )
     assert near < node < rank < expert
     # The network's rate bounds the others: a copy more takes as long, whatever it is for.
-    ranks, nodes = copies_of(16, 8), copies_of(2, 8)
+    ranks, nodes = (spread_evenly(64, 8).copies(n) for n in (16, 2))
     assert (expert - rank) / (8 - ranks) == pytest.approx((rank - node) / (ranks - nodes), rel=0.6)
 
 

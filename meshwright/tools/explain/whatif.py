@@ -10,6 +10,7 @@ from meshwright.costmodel.fit.calibrated import calibrated
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.profile import Profile
 from meshwright.planner.problem.predict import DIGITS
@@ -79,7 +80,7 @@ class Asked:
 
     def _same_s(self, cluster: Cluster) -> float:
         """Of this plan on other machines, with as many digits as plans have."""
-        graph = self.graph(self.plan.global_batch_size)
+        graph = with_routing(self.graph(self.plan.global_batch_size), self.plan.routing)
         tables = CostTables(
             graph, cluster, self.plan.precision, profile=self.profile, style=self.plan.style
         )
@@ -92,7 +93,7 @@ class Asked:
                 self.graph(batch), cluster, optimizer=plan.optimizer, precision=plan.precision,
                 max_grad_norm=plan.max_grad_norm, constraints=() if free else plan.constraints,
                 time_limit_s=self.time_limit_s, seed=plan.evidence.seed if plan.evidence else 0,
-                progress=False, profile=self.profile,
+                progress=False, profile=self.profile, routes=plan.routing,
             )  # fmt: skip
         except Infeasible:
             return None

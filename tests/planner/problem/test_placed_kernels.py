@@ -134,10 +134,8 @@ def routes_saved(problem: Problem, plan: Plan) -> tuple[float, float]:
     (spot,) = spots(tables, stage)
     layouts, forward_s, backward_s = layouts_of(plan, stage), 0.0, 0.0
     for block in problem.graph.blocks:
-        for op, ranks, outer in tables.blocks.walk(block, layouts[block.pattern], spot).routes:
-            ours, torchs = (
-                routed(op, ranks, tables.devices[spot.device], by, outer) for by in (True, False)
-            )
+        for tokens in tables.blocks.walk(block, layouts[block.pattern], spot).routes:
+            ours, torchs = (routed(tokens, tables.devices[spot.device], by) for by in (True, False))
             forward_s += torchs.forward_s - ours.forward_s
             backward_s += torchs.backward_input_s - ours.backward_input_s
     return forward_s, backward_s

@@ -1,0 +1,34 @@
+"""Graphs whose layers of experts are told where their tokens go."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.routing import Routing, spread_evenly
+
+
+def with_routing(graph: Graph, known: Sequence[Routing] = ()) -> Graph:
+    """Returns the graph whose layers of experts route as `known` says of layers that have as many
+    experts and pick as many, others evenly; the same graph where that changes nothing. Layers alike
+    are told alike, so that equal blocks stay equal."""
+    told = {(one.experts, one.picked): one for one in known}
+    ops = tuple(
+        replace(op, routing=told.get(size) or spread_evenly(*size))
+        if (size := expert_sizes(op, graph)) else op for op in graph.ops
+    )  # fmt: skip
+    return graph if ops == graph.ops else replace(graph, ops=ops)
+
+
+def evenly_routed(op: Op, graph: Graph) -> Routing:
+    """Returns the routing of a layer of experts of which nothing is known."""
+    size = expert_sizes(op, graph)
+    assert size
+    return spread_evenly(*size)
+
+
+def expert_sizes(op: Op, graph: Graph) -> tuple[int, int] | None:
+    """Returns how many experts a layer has, and how many each token picks; None for other ops."""
+    if op.target != str(EXPERTS):
+        return None
+    return graph.tensors[op.inputs[3]].shape[0], graph.tensors[op.inputs[1]].shape[-1]

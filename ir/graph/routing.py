@@ -1,0 +1,91 @@
+"""Where tokens of a layer of experts go: how many ranks each reaches, and how much the busiest rank
+has over the mean. Spread evenly unless somebody has counted, or assumed, something else.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite, prod
+
+from meshwright.ir.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Of experts that are cut into equal runs, one run a rank: what is known for some counts of
+    ranks; between these it is taken in proportion."""
+
+    experts: int
+    picked: int
+    """Experts that each token picks, all different."""
+    source: str = ""
+    """`counted` or `assumed`; empty: every choice of so many experts is equally likely."""
+    band: float = 0.0
+    """Relative error to expect of what the busiest rank has."""
+    ranks: tuple[int, ...] = ()
+    """Ascending, from 1 to as many as there are experts; empty where tokens are spread evenly."""
+    reached: tuple[float, ...] = ()
+    """Ranks that a token goes to, on average."""
+    arrived: tuple[float, ...] = ()
+    """Tokens that come to the busiest rank, over the mean rank's."""
+    worked: tuple[float, ...] = ()
+    """Pairs of a token and an expert on the busiest rank, over the mean of a rank if no token is
+    dropped."""
+
+    def __post_init__(self) -> None:
+        if self.experts < 1 or not 1 <= self.picked <= self.experts:
+            raise PlanError(
+                f"routing: tokens pick {self.picked} of {self.experts} experts; from 1 to as many "
+                "as there are"
+            )
+        columns = (self.reached, self.arrived, self.worked)
+        if any(len(column) != len(self.ranks) for column in columns):
+            raise PlanError("routing: ranks, reached, arrived and worked must be equally long")
+        if list(self.ranks) != sorted(set(self.ranks)) or not all(
+            1 <= n <= self.experts for n in self.ranks
+        ):
+            raise PlanError(f"routing: ranks ascend from 1 to {self.experts}, not {self.ranks}")
+        figures = (self.band, *self.reached, *self.arrived, *self.worked)
+        if not all(isfinite(figure) and 0.0 <= figure <= 2**20 for figure in figures):
+            raise PlanError("routing: figures are from 0 to 1,048,576")
+
+    def copies(self, ranks: float) -> float:
+        """Returns to how many of so many ranks a token goes, on average."""
+        if self.ranks:
+            return _between(self.ranks, self.reached, ranks)
+        held = self.experts / ranks
+        missed = prod(
+            max(0.0, self.experts - held - i) / (self.experts - i) for i in range(self.picked)
+        )
+        return ranks * (1.0 - missed)
+
+    def crowd(self, ranks: float) -> float:
+        """Returns the tokens that come to the busiest of so many ranks, over the mean rank's."""
+        return _between(self.ranks, self.arrived, ranks) if self.ranks else 1.0
+
+    def load(self, ranks: float) -> float:
+        """Returns what the busiest of so many ranks computes, over the mean rank's."""
+        return _between(self.ranks, self.worked, ranks) if self.ranks else 1.0
+
+    def onward(self, outer: int, ranks: int) -> float:
+        """Returns to how many of so many ranks a token goes inside each of `outer` parts of the
+        experts that it has come to."""
+        return self.copies(outer * ranks) / self.copies(outer)
+
+
+@lru_cache(maxsize=256)
+def spread_evenly(experts: int, picked: int) -> Routing:
+    """Returns routing in which every choice of so many different experts is equally likely."""
+    return Routing(experts=experts, picked=min(picked, experts))
+
+
+def _between(ranks: Sequence[int], figures: Sequence[float], wanted: float) -> float:
+    """A figure for a count of ranks, on the line between its neighbours."""
+    place = bisect_left(ranks, wanted)
+    if place == len(ranks):
+        return figures[-1]
+    if ranks[place] == wanted or not place:
+        return figures[place]
+    share = (wanted - ranks[place - 1]) / (ranks[place] - ranks[place - 1])
+    return figures[place - 1] + share * (figures[place] - figures[place - 1])

@@ -1,0 +1,86 @@
+"""Where tokens of mixtures go: what is counted, assumed, kept, and made of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.routed_graph import with_routing
+from meshwright.ir.graph.routing import Routing, spread_evenly
+from meshwright.ir.plan import plan_io
+from meshwright.ir.profile.route_counts import RouteCounts, counts_of
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import make_problem
+from meshwright.profiling.routes import count_routes
+from meshwright.testing.models import CASES
+from meshwright.tools.check import price
+from tests.travelling import travelling
+
+PICKS = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]], bool)
+
+
+def test_counts_by_hand(tmp_path: Path) -> None:
+    one = counts_of(PICKS, 2)
+    assert one.reached == {1: 3, 2: 4, 4: 6} and one.arrived == {1: 3, 2: 3, 4: 3}
+    assert one.worked == {1: 6, 2: 5, 4: 3} and (one + one).worked == {1: 12, 2: 10, 4: 6}
+    known = RouteCounts({"a": one, "b": one + one}).routing(4, 2)
+    assert known and known.source == "counted"
+    assert known.copies(2) == pytest.approx(4 / 3, rel=1e-5)
+    assert known.load(2) == pytest.approx(5 / 3, rel=1e-5) and known.crowd(4) == 2.0
+    assert known.load(3) == pytest.approx((5 / 3 + 2) / 2, rel=1e-5)
+    counts = RouteCounts({"a": one})
+    counts.save(tmp_path / "routes.json")
+    assert RouteCounts.load(tmp_path / "routes.json") == counts
+    data = json.loads((tmp_path / "routes.json").read_text())
+    data["layers"]["a"]["ranks"][1][3] = 7  # more pairs than there are
+    (tmp_path / "routes.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError, match="count_routes"):
+        RouteCounts.load(tmp_path / "routes.json")
+
+
+def test_assumed_popularity_has_a_band() -> None:
+    mild, steep = (RouteCounts.load(f"zipf:{s}") for s in (0.1, 1.0))
+    assert mild and steep
+    few, many = mild.routing(16, 2), steep.routing(16, 2)
+    assert few and many and few.source == "assumed" and 0 < few.band < many.band
+    assert 1.0 < few.load(8) < many.load(8)
+    assert few.copies(8) == pytest.approx(spread_evenly(16, 2).copies(8), rel=0.02)
+    with pytest.raises(PlanError, match=r"zipf:0\.5"):
+        RouteCounts.load("zipf:x")
+    with pytest.raises(PlanError, match="from 1 to 4"):
+        Routing(experts=4, picked=2, ranks=(1, 8), reached=(1, 2), arrived=(1, 1), worked=(1, 1))
+
+
+def test_all_wait_for_the_busiest_rank() -> None:
+    """A plan tells what it was priced with, and is priced so again; that is no part of its hash."""
+    case = CASES["mixtral"]
+    model, batch = case.model(), case.example()
+    graph = trace(model, batch, global_batch_size=4096)
+    counted = count_routes(model, [batch]).routing(4, 2)
+    assert counted
+    crowded = replace(counted, worked=(1.0, 1.8, 2.0), arrived=(1.0, 1.2, 1.4))
+    cluster, plans = Cluster.local(8), []
+    for routes in (None, RouteCounts(known=(crowded,))):
+        problem = make_problem(
+            graph, cluster, routes=routes, constraints=("place *.experts.* ep=S(0)",)
+        )
+        choice = uniform_choice(problem, model=(("ep", 2),), variant="own", dp_replicate=4)
+        plan = build_plan(problem, choice, predict=False)
+        plan = replace(plan, layouts=travelling(plan.layouts))
+        plans.append(replace(plan, predicted=predict_plan(problem, plan)))
+    even, skewed = (plan.predicted for plan in plans)
+    assert even and skewed and even.step_s < skewed.step_s and even.peak_bytes < skewed.peak_bytes
+    assert plan_io.rehash(plans[0]).hash == plan_io.rehash(plans[1]).hash
+    again = plan_io.loads(plan_io.dumps(plans[1]))
+    assert again.routing == (crowded,)
+    priced = price(again, graph, cluster, None).predicted
+    assert priced and priced.step_s == skewed.step_s
+    assert with_routing(graph) is graph
+    with pytest.raises(PlanError, match=r"the model has \[\(4, 2\)\]"):
+        make_problem(graph, cluster, routes=RouteCounts(known=(spread_evenly(8, 2),)))
