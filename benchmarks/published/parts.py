@@ -1,5 +1,5 @@
 """Two parts of a table: rows that may set constants and show mechanisms, and rows that tell how
-large errors are.
+large errors are. Only tables of this repository have the first: others are given to report on.
 
 A configuration (model, count and kind of GPUs) is of one part whatever release ran it, so that what
 was learned of it in one row is not reported of another.

@@ -13,6 +13,7 @@ from benchmarks.published.parts import REPORT, part_of_run
 from benchmarks.published.shapes import Shape, read_shape
 from meshwright.ir.errors import PlanError
 
+TABLES = Path(__file__).parents[1] / "tables"
 _BROKEN_GB_S = 100.0
 """A node whose collectives are slower than this in the job's own test has a device that does not
 work as it should."""
@@ -106,7 +107,7 @@ def read_table(path: Path) -> Table:
         raise PlanError(f"{path.name} has no list `rows`; it is not a published table")
     name = path.stem
     rerun = any("after_pp_fix" in raw for raw in data["rows"])
-    context = Context(name, data.get("common") or {}, _text_of(data), rerun)
+    context = Context(name, data.get("common") or {}, _text_of(data), rerun, path.parent == TABLES)
     rows, skipped = [], []
     for index, raw in enumerate(data["rows"]):
         try:
@@ -125,6 +126,8 @@ class Context:
     text: str
     rerun: bool = False
     """Some rows were run again after a fix."""
+    is_ours: bool = False
+    """In the repository's folder: only such tables have a calibration part."""
 
 
 def _text_of(data: Mapping[str, Any]) -> str:
@@ -184,7 +187,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         memory_kind=kind,
         fits=fits,
         label=_label(raw, shape, parallel, mbs),
-        part=part_of_run(raw),
+        part=part_of_run(raw) if context.is_ours else REPORT,
     )
 
 

@@ -1,6 +1,7 @@
 """Published runs by the user's route: what is read of a row, and what the product says of it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from benchmarks.published.cuts import by_cost, equal, full, starts
 from benchmarks.published.measured import RowError
 from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.notes import HEAD
+from benchmarks.published.parts import CALIBRATION, REPORT
 from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
 from benchmarks.published.route import asked_of, pins_of, plan_of, precision_of, predict
-from benchmarks.published.rows import Context, Row, Table, read_row, read_table, tables
+from benchmarks.published.rows import TABLES, Context, Row, Table, read_row, read_table, tables
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import stack_of
 from meshwright.ir.errors import PlanError
@@ -223,6 +225,13 @@ def test_groups_of_experts_are_ranks_of_the_replicas():
         pins_of(mixture(ep=32))
     with pytest.raises(RowError, match="2 of 4 ranks of tensor parallelism share"):
         pins_of(mixture(ep=4, tp=4, etp=2))
+
+
+def test_only_tables_of_our_own_have_rows_to_learn_from(tmp_path):
+    ours = TABLES / "mixtures.json"
+    given = Path(shutil.copy(ours, tmp_path))
+    parts = [{r.part for r in read_table(path).rows} for path in (ours, given)]
+    assert parts == [{CALIBRATION, REPORT}, {REPORT}]
 
 
 def test_ranks_of_tensor_parallelism_have_other_experts_or_parts_of_one():
