@@ -1,11 +1,13 @@
 """A cluster as a software stack uses it: the same machines, with what the stack makes of them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import TypeGuard
 
+from meshwright.costmodel.cluster_parts import with_parts
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event, Row, Send
-from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, Link, OpClass
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.styles import Style
@@ -21,13 +23,8 @@ def as_run(cluster: Cluster, style: Style) -> Cluster:
     """
     if all(device.kind == "cpu" for device in cluster.device_types):
         return cluster
-    between = cluster.between_nodes
-    return replace(
-        cluster,
-        device_types=tuple(_device(device, style) for device in cluster.device_types),
-        nodes=_nodes(cluster.nodes, style),
-        between_nodes=between and _link(between, style),
-    )
+    link = partial(_link, style=style)
+    return with_parts(cluster, partial(_device, style=style), link, link)
 
 
 def changes_exchanges(style: Style) -> bool:
@@ -90,17 +87,6 @@ def _device(device: DeviceType, style: Style) -> DeviceType:
             curves[op_class] = replace(curve, share=curve.share / slower)
     return replace(device, curves=curves, launching=device.launching or style.launching,
                    casting=device.casting or style.casting)  # fmt: skip
-
-
-def _nodes(nodes: tuple[Node, ...], style: Style) -> tuple[Node, ...]:
-    known: dict[int, Node] = {}
-    for node in nodes:
-        if id(node) not in known:
-            up = node.uplink
-            known[id(node)] = replace(
-                node, link=_link(node.link, style), uplink=up and _link(up, style)
-            )
-    return tuple(known[id(node)] for node in nodes)
 
 
 def _link(link: Link, style: Style) -> Link:

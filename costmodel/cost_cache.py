@@ -13,6 +13,7 @@ from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.block.layer_profile import layer_timer
 from meshwright.costmodel.block.price_ops import GraphFacts
 from meshwright.costmodel.comm.comm import Levels, group_levels
+from meshwright.costmodel.elsewhere import as_elsewhere
 from meshwright.costmodel.fit.calibrated import calibrated
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.profile_timer import profile_timer
@@ -79,7 +80,8 @@ class CostTables:
         self.run_as = known_style(style)
         self.graph = graph
         self.style = style
-        self.cluster = as_run(calibrated(cluster, profile) if profile else cluster, self.run_as)
+        known = as_elsewhere(cluster)
+        self.cluster = as_run(calibrated(known, profile) if profile else known, self.run_as)
         self.precision = precision
         self.profile = profile
         self.bucket_bytes = bucket_bytes or self.run_as.bucket_bytes or BUCKET_BYTES

@@ -29,7 +29,7 @@ _ROUNDS = {"all_reduce": 2}
 _P5_GPUS = 8
 _P5_SOURCE = "aws-gpu-communication-benchmark, H100"
 _PLAYBOOK = "Ultra-Scale Playbook, H100"
-_PLAYBOOK_BYTES = 2**30
+PLAYBOOK_BYTES = 2**30
 """Of nanotron's start-up test, whose name says 256 MB: its source makes 256 Mi values in fp32."""
 
 
@@ -76,11 +76,11 @@ def other_series(folder: Path) -> list[Series]:
         if raw["kind"] != "collective_bandwidth":
             continue
         hardware, operation = raw["hardware"], raw["collective"]
-        seconds = _seconds(raw["measured"], _PLAYBOOK_BYTES, hardware["gpus"], operation)
+        seconds = _seconds(raw["measured"], PLAYBOOK_BYTES, hardware["gpus"], operation)
         link = "efa-p5" if hardware["nodes"] > 1 else "nvlink4"
         key = (_PLAYBOOK, link, hardware["nodes"], hardware["gpus_per_node"])
         found.setdefault(key, []).append(
-            CommTiming(operation, _PLAYBOOK_BYTES, hardware["gpus"], seconds)
+            CommTiming(operation, PLAYBOOK_BYTES, hardware["gpus"], seconds)
         )
     series = [Series(*key, tuple(rows), key[0] == _PLAYBOOK) for key, rows in found.items()]
     return [*series, *p5_series()]

@@ -17,6 +17,7 @@ from meshwright.costmodel.ops.compute import (
     op_time,
 )
 from meshwright.costmodel.ops.expert_passes import passes_beside
+from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
@@ -140,6 +141,7 @@ class Walk(Trace):
             time = replace(time, band=time.band + step.op.routing.band)
         if self.site.run_as.fused_softmax and step.op.name in self.facts.before_softmax:
             time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
+        time = self._loss_of_stack(local, time)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
         fused = self.site.run_as.fused_experts
@@ -159,6 +161,17 @@ class Walk(Trace):
             at_once = max(operands + local.output_bytes, self._loss_bytes(step, local))
             self.workspace = max(self.workspace, at_once)
         self._save(step, share)
+
+    def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
+        """With what a stack's own loss moves beside PyTorch's; other ops as they are."""
+        more = self.site.run_as.loss_bytes
+        if not more or not gradients_inside(local):
+            return time
+        logits = local.inputs[0].nbytes // DTYPE_BYTES[local.dtype]
+        device = self.site.device
+        curve = curve_of(OpClass.ELEMENTWISE, device)
+        seconds = memory_s(more * logits, curve, device)
+        return replace(time, forward_s=time.forward_s + seconds)
 
     def _loss_bytes(self, step: OpStep, local: LocalOp) -> int:
         """Gradients that are there at once in the backward of a loss; 0 for other ops."""

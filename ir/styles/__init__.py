@@ -68,6 +68,8 @@ class Style:
     each."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
+    loss_bytes: int = 0
+    """Bytes for each logit that its loss moves beyond those of PyTorch's, both ways."""
     all_reduces: bool = False
     """Gradients are all-reduced over all replicas where ranks need a part of them only, too."""
     beside_replicas: bool = False
@@ -95,6 +97,8 @@ class Style:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
         if not 0.1 <= self.attention <= 10.0:
             raise PlanError(f"style: attention is {self.attention}; it must be from 0.1 to 10")
+        if not 0 <= self.loss_bytes <= 1024:
+            raise PlanError(f"style: loss_bytes is {self.loss_bytes}; it must be from 0 to 1024")
 
 
 def style(name: str) -> Style:

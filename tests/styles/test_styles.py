@@ -249,6 +249,19 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     assert (expert - rank) / (8 - ranks) == pytest.approx((rank - node) / (ranks - nodes), rel=0.6)
 
 
+def test_a_loss_of_its_own_moves_more(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = priced(graph, "", "sync=zero", dp_shard=8)
+    none, some, more = (
+        with_style(monkeypatch, graph, plan, replace(style(""), loss_bytes=n)) for n in (0, 64, 128)
+    )
+    assert more - some == pytest.approx(some - none, rel=1e-3)
+    bandwidth = Cluster.preset("h100-sxm").device_types[0].memory_bandwidth_bytes_per_s
+    least_s = 64 * (64 * 2048 / 8) * SIZES["vocab_size"] / bandwidth
+    assert least_s < some - none < 1.5 * least_s
+    with pytest.raises(PlanError, match="loss_bytes is -1"):
+        replace(style(""), loss_bytes=-1)
+
+
 def test_what_comes_before_a_softmax_may_be_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(
         n_embd=512, n_layer=2, n_head=8, n_positions=1024, vocab_size=1024, use_cache=False

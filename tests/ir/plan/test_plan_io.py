@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Missed
+from meshwright.ir.graph.routing import Routing
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.predicted import Evidence
@@ -139,6 +140,7 @@ def test_schema_names_every_field_and_forbids_others() -> None:
     whole = replace(
         plan(), kernels=(fusion,), gives_up=("dasgd: averages arrive late",),
         method=FormChoice(form="admm", settings={"stale": 1}), style="megatron",
+        routing=(Routing(experts=8, picked=2),),
     )  # fmt: skip
     assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
     assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)
