@@ -15,7 +15,7 @@ No number is fitted to these rows. Constants of styles come from the calibration
 from data sheets, from sources of the stacks or from stated assumptions; many of the mechanisms were
 found over four days with these rows in view, so for them this page is no blind test.
 
-Rows are of two parts, `calibration` and `report`, by a checksum of model, GPUs and their kind
+Rows of this repository's own tables are of two parts, `calibration` and `report`, by a checksum of model, GPUs and their kind
 (`benchmarks/published/parts.py`; `--part` runs one of them): what is changed in view of rows is
 changed in view of the first. Mechanisms older than 26 November 2026, evening, had all rows in view.
 
