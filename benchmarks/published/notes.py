@@ -15,9 +15,10 @@ No number is fitted to these rows. Constants of styles come from the calibration
 from data sheets, from sources of the stacks or from stated assumptions; many of the mechanisms were
 found over four days with these rows in view, so for them this page is no blind test.
 
-Rows of this repository's own tables are of two parts, `calibration` and `report`, by a checksum of model, GPUs and their kind
-(`benchmarks/published/parts.py`; `--part` runs one of them): what is changed in view of rows is
-changed in view of the first. Mechanisms older than 26 November 2026, evening, had all rows in view.
+Rows of this repository's own tables are of two parts, `calibration` and `report`, by a checksum of
+model, GPUs and their kind (`benchmarks/published/parts.py`; `--part` runs one of them): what is
+changed in view of rows is changed in view of the first. Mechanisms older than 26 November 2026,
+evening, had all rows in view.
 
 Errors are relative; above zero means predicted too slow or too large. `in band` is the share of
 rows whose step took what the plan says, give or take the error that it states. `rank` is Spearman's
