@@ -87,7 +87,8 @@ def put_numbers_back(state: dict[str, Any]) -> None:
     """Makes numbers of what a checkpoint has filled in their place."""
     for path in [key for key in state if isinstance(key, str) and _KIND in key]:
         key, _, kind = path.rpartition(_KIND)
-        state[key] = _NUMBERS[kind][0](state.pop(path).item())
+        if kind in _NUMBERS:
+            state[key] = _NUMBERS[kind][0](state.pop(path).item())
 
 
 class OptimizerStates:
