@@ -1,11 +1,10 @@
 """Figures of one machine are less sure of another."""
 
 from dataclasses import replace
-from math import hypot, inf
+from math import hypot
 
 import pytest
 
-from benchmarks.fit.elsewhere import least_covering
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.elsewhere import BETWEEN, INSIDE, PRODUCTS, RUNS, as_elsewhere
 from meshwright.ir.cluster.cluster import Cluster
@@ -47,12 +46,3 @@ def test_plans_are_priced_with_them() -> None:
     (device,) = as_elsewhere(Cluster.preset("h100-sxm")).device_types
     (priced,) = tables.cluster.device_types
     assert priced.curves[OpClass.MATMUL].band == device.curves[OpClass.MATMUL].band
-
-
-def test_the_least_error_that_covers_four_fifths_of_what_comes() -> None:
-    four = [(error, 1.0) for error in (0.4, 0.1, 0.3, 0.2)]
-    assert least_covering(four) == 0.4 and least_covering(four, 0.6) == 0.3
-    assert least_covering(four[:3]) == inf
-    # Of one source with many cases each counts as much less.
-    many = [(0.01, 1 / 99)] * 99 + [(error, 1.0) for error in (0.2, 0.3, 0.5)]
-    assert least_covering(many) == 0.5
