@@ -26,12 +26,12 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.deep import Deep, batch
 from meshwright.testing.hosts import apart
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 
 PRECISIONS = ("fp32", "bf16", "bf16-sums", "fp16", "bf16-autocast", "fp64", "bf16, layers.1=fp32")
-WIDTH, DEPTH, SAMPLES = 512, 6, 8
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "whole": ({"dp_shard": 2, "zero": 0}, ""),
     "zero 1": ({"dp_shard": 2, "zero": 1}, ""),
@@ -46,24 +46,10 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 """By name: sizes of the mesh, and the store of all parameters."""
 
 
-class Deep(nn.Module):
-    """Parameters, and little beside them; what float64 computes is given in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + torch.relu(layer(x))
-        return x.square().mean()
-
-
 def given_in(precision: str) -> tuple[nn.Module, tuple[Tensor]]:
     """The model and its batch."""
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    draw = torch.Generator().manual_seed(0)
-    return Deep().to(dtype), (torch.randn(SAMPLES, WIDTH, generator=draw).to(dtype),)
+    return Deep().to(dtype), batch(dtype)
 
 
 @cache

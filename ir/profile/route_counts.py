@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.routing import Routing
+from meshwright.ir.profile.zipf import ZIPF, zipf_exponent
 from meshwright.ir.text.canonical import check_schema, parse_json, read_text
 
 SCHEMA = "meshwright.routes/1.0"
-ZIPF = "zipf:"
 _TOKENS, _ORDERS = 1024, 16
 """Tokens that are drawn of an assumed distribution, and orders in which experts may lie."""
 
@@ -94,7 +94,7 @@ class RouteCounts:
         if isinstance(given, tuple):
             return cls(known=given) if given else None
         if str(given).startswith(ZIPF):
-            return cls(zipf=_exponent(str(given)))
+            return cls(zipf=zipf_exponent(str(given), "routes", "zipf:0.5"))
         data = parse_json(read_text(given), str(given))
         check_schema(data, SCHEMA, str(given))
         try:
@@ -189,13 +189,3 @@ def _whole(said: Any) -> int:
     if type(said) is not int or not 1 <= said < 2**53:
         raise ValueError
     return said
-
-
-def _exponent(text: str) -> float:
-    try:
-        found = float(text.removeprefix(ZIPF))
-    except ValueError:
-        found = -1.0
-    if not 0 < found < 10:
-        raise PlanError(f"routes={text[:40]!r}: an exponent from 0 to 10, such as zipf:0.5")
-    return found

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.profile.zipf import ZIPF, zipf_exponent
 from meshwright.ir.text.canonical import check_schema, parse_json, read_text
 
 _Floats = npt.NDArray[np.float64]
 SCHEMA = "meshwright.rows/1.0"
-ZIPF = "zipf:"
 MOST_ROWS = 4_000_000
 """Rows that a file has numbers of, at most."""
 
@@ -123,7 +123,7 @@ class RowCounts:
         if given is None or isinstance(given, RowCounts):
             return given
         if str(given).startswith(ZIPF):
-            return cls(zipf=_exponent(str(given)))
+            return cls(zipf=zipf_exponent(str(given), "rows", "zipf:1.05"))
         data = parse_json(read_text(given), str(given))
         check_schema(data, SCHEMA, str(given))
         found = data.get("tables")
@@ -204,13 +204,3 @@ def _named(share: _Floats, lookups: int) -> _Floats:
     # As log1p: of rare rows among many lookups 1 - share is 1.
     with np.errstate(divide="ignore"):
         return np.asarray(1 - np.exp(lookups * np.log1p(-share)))
-
-
-def _exponent(text: str) -> float:
-    try:
-        found = float(text.removeprefix(ZIPF))
-    except ValueError:
-        found = -1.0
-    if not 0 < found < 10:
-        raise PlanError(f"rows={text[:40]!r}: an exponent from 0 to 10, such as zipf:1.05")
-    return found

@@ -4,8 +4,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -16,28 +14,9 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.deep import PARAMETERS, Deep, batch
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
-
-WIDTH, DEPTH, SAMPLES = 512, 6, 8
-PARAMETERS = DEPTH * WIDTH * WIDTH
-
-
-class Deep(nn.Module):
-    """Parameters, and little beside them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + torch.relu(layer(x))
-        return x.square().mean()
-
-
-def batch() -> tuple[Tensor]:
-    return (torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0)),)
 
 
 @cache
