@@ -62,7 +62,7 @@ class RankStarter:
         folder = start_folder(self.output, start.number)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan.json"
-        partial = folder / f"plan.json.{os.getpid()}"  # other nodes may write the same here
+        partial = folder / f"plan.json.{node}-{os.getpid()}"  # other nodes may write the same here
         partial.write_text(start.plan, encoding="utf-8")
         partial.replace(path)
         own, ours = self.ranks_of(start, node), self.devices_of(node)

@@ -81,7 +81,7 @@ class Supervisor:
         """The exit code of the job; `asked` are the signals that have come, and come."""
         while not asked:
             if missing := self.crew.gather(asked):
-                self._say(f"not started: {missing}")
+                self.say(f"not started: {missing}")
                 break
             self._take_back()
             began = time.monotonic()
@@ -90,9 +90,9 @@ class Supervisor:
                 found = self.replanner.plan_without(left_out)
             except MeshwrightError as error:
                 if not left_out:
-                    self._say(f"no plan: {error}")
+                    self.say(f"no plan: {error}")
                     return STOP
-                self._say(f"no plan for what is left, waiting for a lost device: {error}")
+                self.say(f"no plan for what is left, waiting for a lost device: {error}")
                 self._await_device(asked)
                 continue
             if asked:  # while it searched
@@ -126,7 +126,7 @@ class Supervisor:
         self._note("start", plan=plan.hash, ranks=plan.world_size, devices=slots,
                    search_s=search_s, dropped=dropped)  # fmt: skip
         without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
-        self._say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
+        self.say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
         again_at = min(self.lost.values(), default=float("inf"))
         end = self.crew.run(
@@ -151,7 +151,7 @@ class Supervisor:
         self.failures.append(end.cause)
         if verdict.again:
             return None
-        self._say(f"not started again: {verdict.why}")
+        self.say(f"not started again: {verdict.why}")
         return verdict.exit_code
 
     def _lose(self, devices: Sequence[int]) -> None:
@@ -170,7 +170,8 @@ class Supervisor:
         with (self.output / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """To people."""
         print(f"meshwright: {text}", file=sys.stderr, flush=True)
 
 
@@ -215,17 +216,15 @@ def take_part(
     supervisor: Supervisor, starter: RankStarter, nodes: NodesChoice, job: str, asked: list[int]
 ) -> int:
     """Leads the nodes of a job, or follows whoever does, until the job is over; its exit code."""
-    gone, newest, node = None, None, nodes.node
+    gone, node = None, nodes.node
+    started, failures = 0, tuple[str, ...]()  # what those who led before have told
     expected = set(range(starter.cluster.num_nodes))
     while meeting := meet(nodes.places, job, GIVE_UP_S, gone=gone, asked=asked):
         if meeting.leads:
-            if newest is not None:  # the leader before has gone
-                supervisor.started = newest.number + 1
-                supervisor.failures = [FirstFailure.loads(text) for text in newest.failures]
+            supervisor.started = started
+            supervisor.failures = [FirstFailure.loads(text) for text in failures]
             least = nodes.least_of(starter.cluster.num_nodes)
-            supervisor.crew = crew = lead(
-                meeting, starter, least, max(node, 0), expected, supervisor.started
-            )
+            supervisor.crew = crew = lead(meeting, starter, least, max(node, 0), expected, started)
             try:
                 code = supervisor.run(asked)
                 if not (asked and code):  # else this node leaves, and another one may lead
@@ -233,7 +232,8 @@ def take_part(
             finally:
                 crew.members.close()
             return code
-        follower = Follower(starter, meeting, Membership.join(meeting.store, node), newest)
+        membership = Membership.join(meeting.store, node)
+        follower = Follower(starter, meeting, membership, started, failures)
         gone = None
         try:
             if (over := follower.run(asked)) is not None:
@@ -241,6 +241,10 @@ def take_part(
         except dist.DistError:
             gone = meeting.place
         finally:
-            follower.membership.leave()
-        newest, node, expected = follower.newest, follower.node, follower.others or expected
+            membership.leave()
+        started, failures, node = follower.started, follower.failures, follower.node
+        expected = follower.others or expected
+    if not asked:
+        places = ", ".join(map(str, nodes.places))
+        supervisor.say(f"nobody leads the nodes: no answer at {places} for {GIVE_UP_S:g} s")
     return RETRY

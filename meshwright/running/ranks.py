@@ -195,17 +195,22 @@ class Ranks:
         return JobEnd({**self.poll(), **codes}, cause, detected, lost=lost)
 
     def _cause(self, failed: Mapping[int, int]) -> FirstFailure | None:
-        """What ended the job, if anything has: as ranks say, or as exit codes do."""
+        """What ended the job, if anything has. Where other ranks are followed elsewhere, it is said
+        to those who do so: a rank that ends before it meets the others says nothing itself."""
         told = launcher.told(self.store, self.started)
+        found = self._found(told, failed)
+        if found is not None and failed and len(self._here) < self.world_size:
+            publish(told, found)
+        return found
+
+    def _found(self, told: Store, failed: Mapping[int, int]) -> FirstFailure | None:
+        """As ranks say, or as exit codes do."""
         by_signal = {rank: -code for rank, code in failed.items() if code < 0}
         # What a rank raised may end in an abort, as Gloo's threads go down with it.
         if set(by_signal.values()) == {SIGABRT} and (found := first_failure(told)):
             return found
         if by_signal:
-            found = self._killed(told, by_signal)
-            if len(self._here) < self.world_size:
-                publish(told, found)  # for those who follow the others
-            return found
+            return self._killed(told, by_signal)
         until = time.monotonic() + (_CAUSE_S if failed else 0.0)
         while True:
             if found := first_failure(told):

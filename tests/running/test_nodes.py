@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -17,15 +18,16 @@ from torch._C._distributed_c10d import HashStore
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
-from meshwright.running.elastic import check_elastic
+from meshwright.running.elastic import check_elastic, take_part
 from meshwright.running.nodes import crew_of_nodes, members
 from meshwright.running.nodes.crew_of_nodes import Follower, joined, lead
 from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
 from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
-from meshwright.runtime.world import children
+from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
 from tests.planner.problems import cluster
@@ -49,7 +51,8 @@ def test_what_was_asked_for_is_read_or_refused():
     for text in ("", "a", "a:0", "a:65536", "a:1,", "a b:1", "a:1,a:1"):
         with pytest.raises(PlanError, match="--rdzv"):
             parse_places(text)
-    assert MeetingPlace("localhost", 1).is_here() and not MeetingPlace("192.0.2.1", 1).is_here()
+    assert MeetingPlace("localhost", 1).is_here() and MeetingPlace("127.0.1.1", 1).is_here()
+    assert not MeetingPlace("192.0.2.1", 1).is_here()
     found = NodesChoice.parse("a:1", "1:2", 1)
     found.check(TWO)
     assert (found.least_of(2), NodesChoice.parse("a:1", None, None).least_of(4)) == (1, 3)
@@ -72,11 +75,12 @@ def test_they_meet_at_the_first_place_and_then_at_the_next():
     assert not follower.leads and follower.place == first
     with pytest.raises(PlanError, match="for another job"):
         meet([first], "other", WAIT_S)
-    assert meet([first], "job", 0.3, gone=first) is None, "nobody takes over"
+    assert meet([first, second], "job", WAIT_S, gone=first).place == first, "it is still there"
     assert meet([second], "job", WAIT_S, asked=[15]) is None
     del leader
     with pytest.raises(dist.DistError):
         follower.store.check(["job"])
+    assert meet([first], "job", 0.3, gone=first) is None, "nobody takes over"
     # One that comes back finds whoever leads now, wherever that is.
     taken = meet([first, second], "job", WAIT_S, gone=first)
     assert taken.leads and taken.place == second
@@ -98,7 +102,7 @@ def test_the_leader_knows_who_is_there():
         store.set(f"beat/{one.number}", str(beat))
         here.look()
     assert other.placed() is None and not one.is_gone(), "its node is there"
-    here.next_start = 4
+    assert here.begin(3) == {one.number: 1}
     for _ in range(QUIET_BEATS):
         here.look()
     assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
@@ -180,6 +184,84 @@ def test_two_nodes_run_one_job(tmp_path, monkeypatch):
         assert end.cause.text == "rank 2 was killed by SIGKILL, before it took a step"
         assert end.lost == (2,) and end.exit_code == 137 and len(end.codes) == 4
     assert codes == [0]
+
+
+def test_what_one_node_alone_sees_ends_the_ranks_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(running_ranks, "_CAUSE_S", 0.1)
+    monkeypatch.setattr(crew_of_nodes, "GRACE_S", 0.2)
+    scripts = (
+        f"os.environ['RANK'] == '2' and sys.exit(3); {WAIT}",
+        WAIT,
+        f"os.environ['RANK'] in '01' or {WAIT}",
+    )
+    with _two_nodes(tmp_path, monkeypatch, *scripts) as (crew, _, codes):
+        crew.gather([])
+        end = _run(crew, _start(0))
+        assert end.cause.text == "rank 2 ended with exit code 3, before it took a step"
+        assert end.exit_code == 3 and len(end.codes) == 4
+        end = crew.run(_start(1, (2, 3)), lambda: None, lambda: False, [signal.SIGTERM])
+        assert end.cause.text == "node 1 is gone", "which had ranks that did not leave"
+        assert crew.meeting.store.check(["leave/1"]), "they were asked: the leader has none to ask"
+
+        def refuse(host, port):
+            raise dist.DistNetworkError
+
+        monkeypatch.setattr(launcher, "connected", refuse)
+        end = _run(crew, _start(2))
+        assert end.cause.text == "node 1 has lost the store of the ranks" and not end.lost
+    assert codes == [0]
+
+
+class _TakesOver:
+    """A supervisor that leads at once, and is done."""
+
+    started, failures, crew = 0, (), None
+
+    def run(self, asked):
+        self.there = self.crew.members.own, self.crew.members.next_start, self.crew.expected
+        return 0
+
+    def say(self, text):
+        self.said = text
+
+
+def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
+    """Also where it came between two starts, and has heard of none: else ranks would take the
+    folder of checkpoints for another job's."""
+    monkeypatch.setattr(members, "BEAT_S", 0.02)
+    failure = FirstFailure("died", 1, 5, "x")
+    begin, ask = Follower._start, Membership.placed
+
+    def start(self, *args):
+        begin(self, *args)
+        self.meeting.store.set("heard", "")
+
+    def placed(self):
+        if found := ask(self):
+            self.store.set("placed", "")
+        return found
+
+    monkeypatch.setattr(Follower, "_start", start)
+    monkeypatch.setattr(Membership, "placed", placed)
+    for heard in (False, True):
+        places = _places(2)
+        meeting = meet(places, "job", WAIT_S)
+        crew = lead(meeting, RankStarter(TWO, tmp_path, ()), 1, 0, set(), 3)
+        supervisor, choice = _TakesOver(), NodesChoice(places, 1)
+        with ThreadPoolExecutor(1) as pool:
+            code = pool.submit(take_part, supervisor, crew.starter, choice, "job", [])
+            while not meeting.store.check(["placed"]):
+                time.sleep(0.01)
+            if heard:
+                line = JobStart(3, "{}", (0, 1), (failure.dumps(),)).dumps()
+                meeting.store.set("start/3", json.dumps(line | {"port": 0, "others": [1]}))
+                while not meeting.store.check(["heard"]):
+                    time.sleep(0.01)
+            crew.members.close()
+            del meeting, crew
+            assert code.result(WAIT_S) == 0
+        assert supervisor.started == 3 + heard and supervisor.failures == [failure] * heard
+        assert supervisor.there == (1, 3 + heard, {1} if heard else {0, 1})
 
 
 def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkeypatch):

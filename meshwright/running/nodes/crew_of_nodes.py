@@ -74,8 +74,7 @@ class LeadingCrew:
         store = launcher.open_store(self.meeting.place.host)
         told, own = self.meeting.store, self.members.own
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
-        self.members.next_start = start.number + 1
-        here = self.members.here()
+        here = self.members.begin(start.number)
         self._known, there = set(here), {own, *here.values()}
         line = start.dumps() | {"port": store.port, "others": sorted(there - {own})}
         if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
@@ -120,7 +119,8 @@ class LeadingCrew:
                         self.members.dismiss(number)
                 elif number not in here:
                     others = {m: n for m, n in others.items() if m != number}
-            if not left and not self.starter.ranks_of(start, self.members.own) and leave():
+            without = not self.starter.ranks_of(start, self.members.own)
+            if without and not left and (asked or leave()):  # no rank here to pass the signal on
                 told.set(f"leave/{start.number}", "")
                 left = True
             time.sleep(_POLL_S)
@@ -191,8 +191,10 @@ class Follower:
     starter: RankStarter
     meeting: Meeting
     membership: Membership
-    newest: JobStart | None = None
-    """The start that it has heard of last: who takes over goes on after it."""
+    started: int = 0
+    """How often the job was started, as far as it knows: who takes over goes on from there."""
+    failures: tuple[str, ...] = ()
+    """What ended the starts before the newest that it has heard of."""
     node: int = -1
     others: set[int] = field(default_factory=set)
     """Nodes that were there at that start, without the leader's: who takes over waits for them."""
@@ -210,6 +212,7 @@ class Follower:
                 return None
             if number < 0 and (place := self.membership.placed()) is not None:
                 self.node, number = place
+                self.started = max(self.started, number)
             if number >= 0 and self.meeting.store.check([f"start/{number}"]):
                 self._start(json.loads(self.meeting.store.get(f"start/{number}")), asked)
                 number += 1
@@ -217,20 +220,23 @@ class Follower:
 
     def _start(self, line: dict[str, Any], asked: list[int]) -> None:
         port, self.others = line.pop("port"), set(line.pop("others"))
-        devices, failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
-        start = self.newest = JobStart(**line, devices=devices, failures=failures)
+        devices, self.failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
+        start = JobStart(**line, devices=devices, failures=self.failures)
+        self.started = start.number + 1
         own, told = self.starter.ranks_of(start, self.node), self.meeting.store
         if not own:
             return
-        store = launcher.connected(self.meeting.place.host, port)
 
         def asks() -> bool:
             return 0 in own and bool(told.check([f"leave/{start.number}"]))
 
         try:
+            store = launcher.connected(self.meeting.place.host, port)
             with self.starter.ranks(start, self.node, store, asked) as ranks:
                 end = ranks.wait(asks)
-        except dist.DistError:  # the ranks' store is closed
-            told.check([""])  # by a leader that goes on without this node, or DistError
-            return
+        except dist.DistError:
+            told.check([""])  # DistError: the leader is gone, not its store of the ranks alone
+            # Either it goes on without this node and never reads this, or it would wait for it.
+            text = f"node {self.node} has lost the store of the ranks"
+            end = JobEnd({}, FirstFailure("died", own[0], -1, text, text))
         told.set(f"end/{start.number}/{self.membership.number}", json.dumps(asdict(end)))

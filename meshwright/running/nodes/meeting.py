@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from itertools import chain
 
 import psutil
@@ -40,11 +41,13 @@ class MeetingPlace:
     def is_here(self) -> bool:
         """Whether it is this machine's."""
         try:
-            named = {info[4][0] for info in socket.getaddrinfo(self.host, self.port)}
+            named = {str(info[4][0]) for info in socket.getaddrinfo(self.host, self.port)}
         except OSError:
             return False
         ours = chain.from_iterable(psutil.net_if_addrs().values())
-        return not named.isdisjoint({str(address.address) for address in ours})
+        # Debian calls a machine 127.0.1.1 in its own /etc/hosts, which no interface has.
+        loops = any(ip_address(name).is_loopback for name in named)
+        return loops or not named.isdisjoint({str(address.address) for address in ours})
 
     def answers(self) -> bool:
         """Whether somebody has opened it."""
@@ -91,7 +94,8 @@ def meet(
     asked: Sequence[int] = (),
 ) -> Meeting | None:
     """Finds the store that somebody has opened, or opens it if it is this machine's turn. `gone` is
-    the place of the one that was there, whose turn is last.
+    the place of the one that was there: it is asked last, since only the connection may have
+    broken, or who led there may be back, and it is not opened.
 
     None after `wait_s`, or if a signal has come. PlanError if others meet there for another `job`.
     """
@@ -100,7 +104,7 @@ def meet(
     began = time.monotonic()
     while not asked and (waited := time.monotonic() - began) <= wait_s:
         for place in order:
-            if place != gone and place.answers() and (found := _join(place, job)):
+            if place.answers() and (found := _join(place, job)):
                 return found
         for place in order[: 1 + int(waited / TURN_S)]:
             if place != gone and place.is_here() and (found := _open(place, job)):

@@ -57,6 +57,13 @@ class Members:
         with self._lock:
             return {number: member.node for number, member in self._here.items()}
 
+    def begin(self, number: int) -> dict[int, int]:
+        """Those that may take part in the start of that number: whoever comes later may in the next
+        one, so that nobody is waited for who does not hear of it."""
+        with self._lock:
+            self.next_start = number + 1
+            return {member: its.node for member, its in self._here.items()}
+
     def nodes(self) -> set[int]:
         """The nodes that are there."""
         return {self.own, *self.here().values()}
