@@ -232,9 +232,13 @@ def take_part(
             finally:
                 crew.members.close()
             return code
-        membership = Membership.join(meeting.store, node)
-        follower = Follower(starter, meeting, membership, started, failures)
         gone = None
+        try:
+            membership = Membership.join(meeting.store, node)
+        except dist.DistError:
+            gone = meeting.place
+            continue
+        follower = Follower(starter, meeting, membership, started, failures, node)
         try:
             if (over := follower.run(asked)) is not None:
                 return over

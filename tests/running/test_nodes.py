@@ -230,7 +230,7 @@ def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
     folder of checkpoints for another job's."""
     monkeypatch.setattr(members, "BEAT_S", 0.02)
     failure = FirstFailure("died", 1, 5, "x")
-    begin, ask = Follower._start, Membership.placed
+    begin, ask, join, tried = Follower._start, Membership.placed, Membership.join, []
 
     def start(self, *args):
         begin(self, *args)
@@ -241,27 +241,34 @@ def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
             self.store.set("placed", "")
         return found
 
+    def broken_at_first(store, wanted):
+        tried.append(store)
+        if len(tried) == 1:
+            raise dist.DistNetworkError
+        return join(store, wanted)
+
+    monkeypatch.setattr(Membership, "join", broken_at_first)
     monkeypatch.setattr(Follower, "_start", start)
     monkeypatch.setattr(Membership, "placed", placed)
-    for heard in (False, True):
-        places = _places(2)
+    for until, heard in (("hello/1", False), ("placed", False), ("heard", True)):
+        places, known = _places(2), 3 * (until != "hello/1")
         meeting = meet(places, "job", WAIT_S)
         crew = lead(meeting, RankStarter(TWO, tmp_path, ()), 1, 0, set(), 3)
-        supervisor, choice = _TakesOver(), NodesChoice(places, 1)
+        if not known:
+            crew.members.close()  # it never hears which node it is
+        supervisor, choice = _TakesOver(), NodesChoice(places, 1, 2, -1 if known else 1)
         with ThreadPoolExecutor(1) as pool:
             code = pool.submit(take_part, supervisor, crew.starter, choice, "job", [])
-            while not meeting.store.check(["placed"]):
-                time.sleep(0.01)
             if heard:
                 line = JobStart(3, "{}", (0, 1), (failure.dumps(),)).dumps()
                 meeting.store.set("start/3", json.dumps(line | {"port": 0, "others": [1]}))
-                while not meeting.store.check(["heard"]):
-                    time.sleep(0.01)
+            while not meeting.store.check([until]):
+                time.sleep(0.01)
             crew.members.close()
             del meeting, crew
             assert code.result(WAIT_S) == 0
-        assert supervisor.started == 3 + heard and supervisor.failures == [failure] * heard
-        assert supervisor.there == (1, 3 + heard, {1} if heard else {0, 1})
+        assert supervisor.started == known + heard and supervisor.failures == [failure] * heard
+        assert supervisor.there == (1, known + heard, {1} if heard else {0, 1})
 
 
 def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkeypatch):

@@ -196,6 +196,7 @@ class Follower:
     failures: tuple[str, ...] = ()
     """What ended the starts before the newest that it has heard of."""
     node: int = -1
+    """The one that it asks for, then the one that it has."""
     others: set[int] = field(default_factory=set)
     """Nodes that were there at that start, without the leader's: who takes over waits for them."""
 
