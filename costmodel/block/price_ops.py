@@ -23,7 +23,13 @@ from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
 from meshwright.costmodel.ops.op_classes import classify
-from meshwright.costmodel.ops.routing import RoutedTokens, is_routed, parts_outside, routed
+from meshwright.costmodel.ops.routing import (
+    RoutedTokens,
+    is_routed,
+    on_busiest,
+    parts_outside,
+    routed,
+)
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
@@ -137,8 +143,8 @@ class Walk(Trace):
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
         time = op_time(local, self.site.device, self.timer)
-        if step.op.routing and step.op.routing.band and step.busiest:
-            time = replace(time, band=time.band + step.op.routing.band)
+        if step.op.routing and step.op.routing.source and step.busiest:
+            time = on_busiest(time, step.busiest, step.op.routing)
         if self.site.run_as.fused_softmax and step.op.name in self.facts.before_softmax:
             time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
         time = self._loss_of_stack(local, time)

@@ -67,7 +67,10 @@ def _step_facts(
     wiring = [numbers.setdefault(name, len(numbers)) for name in (*op.inputs, *op.outputs) if name]
     split = [(a, str(s)) for a, s in step.strategies.items() if a != "dp" and sizes[a] > 1]
     summed = facts(op.target).by_batch and sizes["dp"] > 1
-    return (*_op_facts(step.local), _arguments(op, step.local.op_class), wiring, split, summed)
+    # Blocks are measured with tokens drawn evenly: what is known of others is another block.
+    known = [op.routing] if split and op.routing and op.routing.source else []
+    arguments = _arguments(op, step.local.op_class)
+    return (*_op_facts(step.local), arguments, wiring, split, summed, *known)
 
 
 def _op_facts(op: LocalOp) -> tuple[object, ...]:

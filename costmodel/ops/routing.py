@@ -5,6 +5,7 @@ The kernel `route` does either in one pass; torch's operators cast, clear and ad
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.costmodel.ops.compute import OpTime, dispatched
@@ -33,6 +34,19 @@ def parts_outside(strategy: Strategy) -> int:
     return placed.outer if isinstance(placed, Shard) else 1
 
 
+def on_busiest(time: OpTime, load: float, routing: Routing) -> OpTime:
+    """Returns the time of experts on the rank that has `load` times the mean: what was measured at
+    these shapes had as many tokens as the mean; a formula has been given the work."""
+    band = time.band + routing.band
+    if time.source != "measured":
+        return replace(time, band=band)
+    return replace(
+        time, band=band, forward_s=time.forward_s * load,
+        backward_input_s=time.backward_input_s * load,
+        backward_weight_s=time.backward_weight_s * load,
+    )  # fmt: skip
+
+
 class RoutedTokens(NamedTuple):
     """Tokens that a rank sends to experts on one axis of a mesh."""
 
@@ -54,7 +68,7 @@ def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTi
     in backward the gradient of what came home goes out, those of tokens and weights come home.
     """
     _, op, routing, ranks, outer = tokens_of
-    come = routing.copies(outer)
+    come = routing.copies(outer) * routing.crowd(outer)
     tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
     copies = routing.onward(outer, ranks)
     width = DTYPE_BYTES[op.dtype]

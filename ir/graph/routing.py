@@ -42,13 +42,18 @@ class Routing:
         columns = (self.reached, self.arrived, self.worked)
         if any(len(column) != len(self.ranks) for column in columns):
             raise PlanError("routing: ranks, reached, arrived and worked must be equally long")
-        if list(self.ranks) != sorted(set(self.ranks)) or not all(
-            1 <= n <= self.experts for n in self.ranks
-        ):
+        ends = (*self.ranks[:1], *self.ranks[-1:])
+        if list(self.ranks) != sorted(set(self.ranks)) or ends not in ((), (1, self.experts)):
             raise PlanError(f"routing: ranks ascend from 1 to {self.experts}, not {self.ranks}")
-        figures = (self.band, *self.reached, *self.arrived, *self.worked)
-        if not all(isfinite(figure) and 0.0 <= figure <= 2**20 for figure in figures):
-            raise PlanError("routing: figures are from 0 to 1,048,576")
+        if not (isfinite(self.band) and 0.0 <= self.band <= 2**20):
+            raise PlanError(f"routing: band is {self.band}; it must be from 0 to 1,048,576")
+        for n, reached, arrived, worked in zip(self.ranks, *columns, strict=True):
+            # No token at all, or less on the busiest rank than on the mean one, cannot be.
+            if not (0 < reached <= n and 1 <= arrived <= n and 0 < worked <= n):
+                raise PlanError(
+                    f"routing: of {n} ranks tokens reach {reached} and the busiest has {arrived} "
+                    f"and {worked} times the mean; above 0, from 1 and above 0, up to {n}"
+                )
 
     def copies(self, ranks: float) -> float:
         """Returns to how many of so many ranks a token goes, on average."""

@@ -174,9 +174,14 @@ def _layer(said: Any) -> LayerCounts:
     rows = {_whole(row[0]): tuple(map(_whole, row[1:])) for row in said["ranks"]}
     if sorted(rows) != _divisors(experts) or not 1 <= picked <= experts:
         raise ValueError
+    _, _, pairs = rows[1]
     for ranks, (reached, arrived, worked) in rows.items():
-        pairs = tokens * picked
-        if not reached <= min(pairs, tokens * ranks) or not arrived <= worked <= pairs:
+        if not reached <= min(pairs, tokens * ranks) or not pairs <= tokens * picked:
+            raise ValueError
+        # The busiest has no less than the mean, and no more than there is.
+        if not reached <= arrived * ranks or not pairs <= worked * ranks:
+            raise ValueError
+        if not arrived <= reached or not arrived <= worked <= pairs:
             raise ValueError
     sums = [{n: row[i] for n, row in rows.items()} for i in range(3)]
     return LayerCounts(

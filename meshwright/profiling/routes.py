@@ -25,7 +25,7 @@ def count_routes(model: nn.Module, batches: Iterable[Any]) -> RouteCounts:
     A batch is a tensor, a tuple of arguments or a dict of them, and as large as what a group of
     ranks computes at once: of small batches the busiest rank has more over the mean. Layers are
     those that a trace finds, or that are declared. Parameters are shared with a copy that is run;
-    they and the model's buffers stay as they are. PlanError if no layer of experts ran.
+    they and the model's buffers stay as they are. PlanError if no layer of experts got a token.
     """
     ran = copy.deepcopy(model, {id(x): x for x in model.parameters()})
     inside: list[str] = []
@@ -44,10 +44,11 @@ def count_routes(model: nn.Module, batches: Iterable[Any]) -> RouteCounts:
         given = () if named else batch if isinstance(batch, tuple | list) else (batch,)
         with _as_traced(ran, tuple(named)), torch.no_grad(), recording(called):
             ran(*given, **named)
+    found = {path: counts for path, counts in found.items() if counts.reached[1]}
     if not found:
         raise PlanError(
-            "no layer of experts ran: are there batches, and layers that a trace finds, or that "
-            "are declared (mw.declare_experts)?"
+            "no layer of experts ran with a token that is not dropped: are there batches, and "
+            "layers that a trace finds, or that are declared (mw.declare_experts)?"
         )
     return RouteCounts(found)
 

@@ -71,7 +71,6 @@ class Details:
 
     def _tables(self, profile: Profile | None) -> CostTables:
         plan, graph = self.plan, with_routing(self.graph, self.plan.routing)
-        plan, graph = self.plan, with_routing(self.graph, self.plan.routing)
         return CostTables(graph, self.cluster, plan.precision, profile=profile, style=plan.style)
 
     def _compared(self, tables: CostTables) -> Comparison:

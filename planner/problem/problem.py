@@ -205,7 +205,7 @@ def make_problem(
     precision = precision_for(graph, precision)
     check_products(precision, cluster)
     routing = _routing(graph, routes)
-    graph = with_routing(graph, routing) if routing else graph
+    graph = with_routing(graph, routing)
     optimizer = _named(optimizer, graph, precision)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)

@@ -3,16 +3,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from meshwright.costmodel.block.block_costs import BlockSpot, on_data_alone
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile.route_counts import RouteCounts, counts_of
+from meshwright.ir.trace.declared import mix_experts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
@@ -38,10 +43,49 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     counts.save(tmp_path / "routes.json")
     assert RouteCounts.load(tmp_path / "routes.json") == counts
     data = json.loads((tmp_path / "routes.json").read_text())
-    data["layers"]["a"]["ranks"][1][3] = 7  # more pairs than there are
-    (tmp_path / "routes.json").write_text(json.dumps(data))
-    with pytest.raises(PlanError, match="count_routes"):
-        RouteCounts.load(tmp_path / "routes.json")
+    rows = data["layers"]["a"]["ranks"]
+    # More pairs than there are; fewer than the mean rank's; fewer tokens than the mean rank's; more
+    # than all ranks' together.
+    for at, wrong in ((3, 7), (3, 2), (2, 1), (2, 5)):
+        said, rows[1][at] = rows[1][at], wrong
+        (tmp_path / "routes.json").write_text(json.dumps(data))
+        with pytest.raises(PlanError, match="count_routes"):
+            RouteCounts.load(tmp_path / "routes.json")
+        rows[1][at] = said
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ({"reached": (1.0, 0.0)}, "tokens reach 0.0"),
+        ({"arrived": (1.0, 0.5)}, "busiest has 0.5"),
+        ({"worked": (1.0, 0.0)}, "and 0.0 times"),
+        ({"worked": (1.0, 2.5)}, "and 2.5 times"),
+        ({"ranks": (1, 3)}, "from 1 to 2"),
+        ({"ranks": (2, 1)}, "from 1 to 2"),
+        ({"band": -0.1}, "band is -0.1"),
+    ],
+)
+def test_what_a_plan_says_can_be(what: dict[str, Any], error: str) -> None:
+    known = spread_evenly(2, 1)
+    columns = {name: (1.0, 1.0) for name in ("reached", "arrived", "worked")}
+    assert replace(known, ranks=(1, 2), **columns).load(2) == 1.0
+    with pytest.raises(PlanError, match=error):
+        replace(known, **{"ranks": (1, 2), **columns, **what})
+
+
+def test_layers_whose_tokens_are_all_dropped_tell_nothing() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = (nn.Parameter(torch.rand(2, 4, 4)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            index = torch.full((len(x), 1), 2)
+            return mix_experts(x, index, torch.ones(len(x), 1), self.up, self.down)
+
+    with pytest.raises(PlanError, match="a token that is not dropped"):
+        count_routes(Dropping(), [torch.rand(3, 4)])
 
 
 def test_assumed_popularity_has_a_band() -> None:
@@ -65,7 +109,7 @@ def test_all_wait_for_the_busiest_rank() -> None:
     counted = count_routes(model, [batch]).routing(4, 2)
     assert counted
     crowded = replace(counted, worked=(1.0, 1.8, 2.0), arrived=(1.0, 1.2, 1.4))
-    cluster, plans = Cluster.local(8), []
+    cluster, plans, keys = Cluster.local(8), [], []
     for routes in (None, RouteCounts(known=(crowded,))):
         problem = make_problem(
             graph, cluster, routes=routes, constraints=("place *.experts.* ep=S(0)",)
@@ -74,8 +118,20 @@ def test_all_wait_for_the_busiest_rank() -> None:
         plan = build_plan(problem, choice, predict=False)
         plan = replace(plan, layouts=travelling(plan.layouts))
         plans.append(replace(plan, predicted=predict_plan(problem, plan)))
+        block, blocks = graph.blocks[1], problem.tables.blocks
+        layout = next(x for x in plan.layouts if x.pattern == block.pattern)
+        whole = BlockSpot(2, 1, (), cluster.device_types[0].name, (), ())
+        split = replace(whole, model=(("ep", 2),), model_levels=((),))
+        keys.append(
+            (
+                blocks.key(block, on_data_alone(layout), whole),
+                blocks.key(block, layout, split),
+            )
+        )
     even, skewed = (plan.predicted for plan in plans)
     assert even and skewed and even.step_s < skewed.step_s and even.peak_bytes < skewed.peak_bytes
+    # What was measured of blocks whose tokens spread evenly is of others, once experts are split.
+    assert keys[0][0] == keys[1][0] and keys[0][1] != keys[1][1]
     assert plan_io.rehash(plans[0]).hash == plan_io.rehash(plans[1]).hash
     again = plan_io.loads(plan_io.dumps(plans[1]))
     assert again.routing == (crowded,)

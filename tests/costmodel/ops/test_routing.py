@@ -11,9 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.routing import routed_experts
+from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, routed
+from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, routed
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph import grouped
 from meshwright.ir.graph.experts import experts_backward, experts_forward
@@ -137,6 +138,17 @@ def test_priced_as_it_runs(dtype, by_kernel):
         assert time.input_dispatch_s / DISPATCH_S == pytest.approx(back_moves)
         assert others == FINDING
     assert time.source == DEVICE.source and time.band > 0
+
+
+def test_measured_experts_have_the_load_of_the_busiest_rank() -> None:
+    """A measurement knows shapes alone; a formula has been given the work."""
+    known = replace(ALL_PAIRS, source="assumed", band=0.25)
+    times = [OpTime(1.0, 2.0, 3.0, source, 0.5) for source in ("measured", "interpolated")]
+    measured, estimated = (on_busiest(time, 1.5, known) for time in times)
+    assert measured == replace(
+        times[0], forward_s=1.5, backward_input_s=3.0, backward_weight_s=4.5, band=0.75
+    )
+    assert estimated == replace(times[1], band=0.75)
 
 
 def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
