@@ -36,6 +36,15 @@ def test_report_writes_a_trace_and_no_page_unless_asked(plan_file, tmp_path):
     assert not plan_file.with_suffix(".html").exists()
 
 
+def test_what_only_a_page_shows_is_never_left_out(plan_file, tmp_path, capsys):
+    asked = ("report", str(plan_file), "--trace", str(tmp_path / "t.json"))
+    assert invoke(*asked, "--beside", str(plan_file)) == 0
+    assert '"same_model":true' in plan_file.with_suffix(".html").read_text().replace(" ", "")
+    for option in ("--run", "--profile"):
+        assert invoke(*asked, option, str(tmp_path / "none")) == 4, option
+    assert "there is no profile" in capsys.readouterr().err
+
+
 def test_pages_and_traces_from_python(plan_file, tmp_path):
     plan = plan_io.load(plan_file)
     mw.write_report(plan, tmp_path / "own.html")

@@ -49,11 +49,16 @@ def _timings(profile: Profile) -> Iterator[tuple[str, Timing]]:
         yield _block(block, "forward"), block.forward
         yield _block(block, "backward"), block.backward
     for op in profile.ops.values():
-        yield f"op {op.target} {'x'.join(map(str, op.inputs[0] if op.inputs else ()))}", op.forward
+        what = f"op {op.target} {'x'.join(map(str, op.inputs[0] if op.inputs else ()))}"
+        yield what, op.forward
+        if op.backward:
+            yield f"{what}: backward", op.backward
     for sent in profile.collectives:
         yield _collective(sent), sent.time
     for copy in profile.copies:
         yield f"copy {copy.direction} of {size(copy.nbytes)}", copy.time
+    for step in profile.optimizers:
+        yield f"{step.optimizer} of {size(step.nbytes)}, {step.num_tensors} tensors", step.time
 
 
 def _block(record: BlockRecord, part: str) -> str:

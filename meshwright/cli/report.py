@@ -46,7 +46,8 @@ def command(
     if trace is not None:
         write_trace(plan, trace)
         console.print(f"wrote {trace}: open it at ui.perfetto.dev", markup=False)
-    if output is not None or trace is None:
+    # What only a page shows asks for one.
+    if trace is None or any(given is not None for given in (output, run, beside, profile)):
         page = output or plan_file.with_suffix(".html")
         other = plan_io.load(beside) if beside else None
         write_report(plan, page, run, beside=other, profile=profile)

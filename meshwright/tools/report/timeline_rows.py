@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from meshwright.costmodel.simulate.replay import Replay
+from meshwright.ir.plan.detail import StageDetail
 from meshwright.ir.plan.schedule import parse_action
 from meshwright.ir.profile.measured import Measured, TimedAction
 
@@ -58,18 +59,19 @@ def _shown(played: Replay) -> list[int]:
 
 
 def collectives(played: Replay) -> list[list[float]]:
-    """Per stage, the share of each kind of action (F, B, I, W) that goes to collectives inside
-    blocks, as far as its rank waits for them."""
+    """Per stage, the share of each kind of action that is drawn (F, B, I, W) that goes to
+    collectives inside blocks, as far as its rank waits for them: of the plainest action drawn so
+    that has any. Nothing where the plan keeps no detail."""
     detail = played.detail
     stages = [detail.stage(i) for i in range(len(played.plan.stages))] if detail else []
-    return [
-        [
-            next((round(kept.collectives[name] / kept.actions[name], 4)
-                  for name in (kind, f"{kind} last") if kept.collectives.get(name)), 0.0)
-            for kind in "FBIW"
-        ]
-        for kept in stages
-    ]  # fmt: skip
+    return [[_in_collectives(kept, kind) for kind in range(4)] for kept in stages]
+
+
+def _in_collectives(kept: StageDetail, kind: int) -> float:
+    for name in sorted(kept.collectives):  # F before K and R, and B before `B last`
+        if KINDS[name[0]] == kind and kept.collectives[name] and kept.actions.get(name):
+            return round(kept.collectives[name] / kept.actions[name], 4)
+    return 0.0
 
 
 def _bars(played: Replay, rank: int) -> list[Bar]:

@@ -32,7 +32,8 @@ def write_trace(plan: Plan, path: str | Path) -> None:
 def trace(plan: Plan) -> dict[str, Any]:
     """The events, times in microseconds."""
     played = replay(plan, messages=True)
-    events = [event for rank in range(len(plan.schedule.rows)) for event in _rank(played, rank)]
+    shares, ranks = collectives(played), range(len(plan.schedule.rows))
+    events = [event for rank in ranks for event in _rank(played, rank, shares)]
     events += _messages(played)
     return {
         "traceEvents": events,
@@ -41,14 +42,15 @@ def trace(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rank(played: Replay, rank: int) -> Iterator[Event]:
+def _rank(played: Replay, rank: int, shares: list[list[float]]) -> Iterator[Event]:
+    """`shares`: as `collectives` gives them. When in an action they go is not known: they are drawn
+    at its end."""
     own = held_stages(played.timeline.table, rank)
     devices = ranges(played.plan.stages[own[0]].devices)
     yield _meta("process_name", rank, f"pipeline rank {rank}: devices {devices}")
     yield _meta("process_sort_index", rank, rank)
     yield _meta("thread_name", rank, "compute", _COMPUTE)
     yield _meta("thread_name", rank, "messages", _MESSAGES)
-    shares = collectives(played)
     if any(any(shares[stage]) for stage in own if shares):
         yield _meta("thread_name", rank, "collectives in blocks", _COLLECTIVES)
     for action, start_s, end_s in played.timeline.entries[rank]:

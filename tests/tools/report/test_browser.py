@@ -150,6 +150,9 @@ def test_a_run_is_laid_over_the_prediction(chromium, tmp_path):
     both = "[...document.querySelectorAll('button')].find((b) => b.textContent === 'all').click()"
     chromium.run(both)
     assert chromium.run(lanes) == [[0, False], [0, True], [1, False], [1, True]]
+    measured = """return traceEvents().filter((e) => chart.lanes[e.pid].measured && e.ph === "X")
+        .map((e) => [e.args.stage, e.args.collectives_in_blocks_ms])"""
+    assert chromium.run(measured) and not [ms for _, ms in chromium.run(measured) if ms is not None]
     assert "inside the stated 20%" in chromium.run(
         "return document.querySelector('#measured').textContent"
     )

@@ -65,6 +65,31 @@ def test_rates_are_of_tokens_where_inputs_are_numbers_of_words():
         assert contents(of_these)["plan"]["tokens"] == tokens
 
 
+def test_another_plan_is_told_apart_and_has_its_own_rows():
+    plan, other = piped(4, 1, 8, 6), piped(2, 4, 8, 3)
+    assert contents(plan)["beside"] is contents(plan)["outliers"] is None
+    found = contents(plan, beside=other)
+    beside, rows = found["beside"], found["timeline"]
+    assert beside["same_model"] and beside["name"] == "000000000000: 2 stages, 3 x 4 samples"
+    assert [rank["devices"] for rank in beside["ranks"]] == ["0-3", "4-7"]
+    assert rows["beside_ranks"] == [0, 1] and len(rows["beside"]) == 2
+    longest = contents(other)["timeline"]["span_s"], contents(plan)["timeline"]["span_s"]
+    assert rows["span_s"] == max(longest)
+    (step,) = [row for row in beside["figures"] if row["what"] == "step"]
+    assert (step["first"], step["second"]) == (plan.predicted.step_s, other.predicted.step_s)
+    assert step["change"] == pytest.approx(other.predicted.step_s / plan.predicted.step_s - 1)
+    foreign = replace(other, model=replace(other.model, fingerprint="of another"))
+    assert not contents(plan, beside=foreign)["beside"]["same_model"]
+
+
+def test_utilisation_is_told_where_the_plan_says_what_it_is_of():
+    plan = piped(2, 2, 8, 4)
+    assert contents(plan)["plan"]["mfu"] is None
+    told = replace(plan.predicted.detail, model_flops=3e12, peak_flops=1e14)
+    plan = replace(plan, predicted=replace(plan.predicted, detail=told))
+    assert contents(plan)["plan"]["mfu"] == pytest.approx(3e12 / plan.predicted.step_s / 1e14)
+
+
 def test_memory_over_time_reaches_the_predicted_peak():
     plan = piped(4, 1, 8, 6)
     for group in contents(plan)["memory"]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costmodel.simulate.replay import replay
+from meshwright.tools.report.timeline_rows import collectives
 from meshwright.tools.report.trace import trace, write_trace
 from tests.tools.report.plans import piped
 
@@ -49,6 +50,23 @@ def test_collectives_inside_blocks_have_a_line_of_their_own():
     bars = [e for e in found if e["ph"] == "X"]
     assert len(bars) == 4 * 6 and all(e["name"].startswith("in ") for e in bars)
     assert sum(e["dur"] for e in bars) == pytest.approx(4 * 6 * 2000, rel=1e-2)
+
+
+def test_a_kind_has_the_share_of_its_plainest_action_that_has_any():
+    """Forwards that keep all, and what is made again, are drawn as forwards."""
+    plan = piped(2, 2, 8, 6)
+    detail = plan.predicted.detail
+    acts = {"F": 0.01, "K": 0.02, "R": 0.01, "B": 0.02, "B last": 0.03, "W": 0.0}
+    seconds = [
+        ({"K": 0.004, "R": 0.004}, [0.2, 0.0, 0.0, 0.0]),
+        ({"B last": 0.01, "B": 0.005, "F": 0.001}, [0.1, 0.25, 0.0, 0.0]),
+        ({"I": 0.001, "W": 0.001}, [0.0, 0.0, 0.0, 0.0]),  # no seconds to be a share of
+    ]
+    for collectives_s, shares in seconds:
+        kinds = [replace(kind, actions=acts, collectives=collectives_s) for kind in detail.kinds]
+        told = replace(plan.predicted, detail=replace(detail, kinds=tuple(kinds)))
+        assert collectives(replace(replay(plan), predicted=told)) == [shares] * 2
+    assert collectives(replace(replay(plan), predicted=replace(told, detail=None))) == []
 
 
 def test_it_ends_when_the_step_ends():

@@ -12,7 +12,8 @@ function traceEvents() {
     for (let i = 0; i < lane.bars.length; i += 5) {
       const [kind, stage, microbatch, start, end] = lane.bars.slice(i, i + 5);
       const share = collectiveShare(lane, kind, stage);
-      const args = stage < 0 ? {} : { stage, microbatch, collectives_in_blocks_ms: share * (end - start) * scale / 1e3 };
+      const args = { ...(stage < 0 ? {} : { stage, microbatch }),
+        ...(share ? { collectives_in_blocks_ms: share * (end - start) * scale / 1e3 } : {}) };
       events.push({ ph: "X", pid, tid: 0, name: stage < 0 ? WORK_NAMES[kind] : `${stage}${"FBIW"[kind]}${microbatch}`,
         cat: WORK_NAMES[kind], ts: start * scale, dur: (end - start) * scale, args });
     }
