@@ -11,6 +11,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from meshwright.ir.torch_private import RESTARTS
+from meshwright.runtime.world.silence import notice_silence
 
 STARTED = "MESHWRIGHT_STARTED"
 """Environment variable of ranks: how often the job was started before, if `meshwright run` did."""
@@ -24,9 +25,12 @@ def open_store(host: str = _HOST) -> TCPStore:
     return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
 
 
-def connected(host: str, port: int) -> TCPStore:
-    """A connection to a store that another process has opened; DistError if there is none."""
-    return TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
+def connected(host: str, port: int, timeout: timedelta = _TIMEOUT) -> TCPStore:
+    """A connection to a store that another process has opened; DistError if there is none, and
+    whenever its machine is gone."""
+    store = TCPStore(host, port, is_master=False, timeout=timeout)
+    notice_silence(store)
+    return store
 
 
 def told(store: Any, started: int) -> Any:

@@ -115,6 +115,25 @@ def test_the_leader_knows_who_is_there():
         third.placed()
 
 
+def test_the_end_is_heard_by_all_before_the_leader_goes(monkeypatch):
+    """Also by one that came a moment before and has no node yet."""
+    store = HashStore()
+    here = Members(store, 2, own=0)
+    numbers = [store.add(members._COUNT, 1) for _ in range(2)]
+    for number in numbers:
+        store.set(f"hello/{number}", json.dumps(1))
+    here.look()
+    heard = []
+
+    def sleep(seconds):
+        heard.append(Membership(store, numbers[len(heard)]).over())
+        store.set(f"left/{numbers[len(heard) - 1]}", "")
+
+    monkeypatch.setattr(members.time, "sleep", sleep)
+    here.end(3, WAIT_S)
+    assert heard == [3, 3]
+
+
 @dataclass(frozen=True)
 class _Scripted(RankStarter):
     """Ranks are small scripts, without torch."""

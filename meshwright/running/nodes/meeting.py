@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.world import launcher
 
 TURN_S = 15.0
 """Until the place after it may be opened, as whoever was to open the one before has not."""
 _CONNECT_S, _PAUSE_S = 1.0, 0.2
 _ANSWER_S = 10.0
-"""Without an answer of the store for so long, it is gone."""
+"""What the store is asked for and does not have by then, is not there."""
 _JOB = "job"
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):([0-9]{1,5})")
 
@@ -128,9 +129,7 @@ def _open(place: MeetingPlace, job: str) -> Meeting | None:
 
 def _join(place: MeetingPlace, job: str) -> Meeting | None:
     try:
-        server = TCPStore(
-            place.host, place.port, is_master=False, timeout=timedelta(seconds=_ANSWER_S)
-        )
+        server = launcher.connected(place.host, place.port, timedelta(seconds=_ANSWER_S))
         store = PrefixStore("meshwright/nodes", server)
         theirs = store.get(_JOB).decode()
     except (dist.DistError, RuntimeError):

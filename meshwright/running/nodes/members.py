@@ -78,9 +78,14 @@ class Members:
         self.store.set(_OVER, str(code))
         until = time.monotonic() + wait_s
         while time.monotonic() < until and not all(
-            self.store.check([f"left/{number}"]) for number in self.here()
+            self.store.check([f"left/{number}"]) for number in self._all()
         ):
             time.sleep(0.1)
+
+    def _all(self) -> list[int]:
+        """Also who has no node yet: whoever does not hear the end would lead the job anew."""
+        with self._lock:
+            return [*self._here, *self._waiting]
 
     def look(self) -> None:
         """Hears who has come and who still beats."""
