@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.costmodel.block.block_costs import BlockSpot, on_data_alone
+from meshwright.costmodel.block.reprice import OpStep
 from meshwright.costmodel.estimate import estimate
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -147,3 +148,21 @@ def test_all_wait_for_the_busiest_rank() -> None:
     assert with_routing(graph) is graph
     with pytest.raises(PlanError, match=r"the model has \[\(4, 2\)\]"):
         make_problem(graph, cluster, routes=RouteCounts(known=(spread_evenly(8, 2),)))
+
+
+def test_experts_on_two_axes_wait_for_the_busiest_of_all_their_ranks() -> None:
+    case = CASES["mixtral"]
+    graph, cluster = trace(case.model(), case.example(), global_batch_size=4096), Cluster.local(8)
+    known = replace(
+        spread_evenly(4, 2), source="counted", ranks=(1, 2, 4), reached=(1.0, 1.5, 2.0),
+        arrived=(1.0, 1.2, 1.4), worked=(1.0, 1.5, 2.0),
+    )  # fmt: skip
+    problem = make_problem(
+        graph, cluster, routes=RouteCounts(known=(known,)),
+        constraints=tuple(f"place *.experts.* {axis}=S(0)" for axis in ("ep", "tp")),
+    )  # fmt: skip
+    block, model = graph.blocks[1], (("ep", 2), ("tp", 2))
+    layout = next(x for x in problem.layouts(model) if x.pattern == block.pattern)
+    spot = BlockSpot(4, 1, model, cluster.device_types[0].name, (), ((), ()))
+    script = problem.tables.blocks.walk(block, layout, spot).script
+    assert [s.busiest for s in script if isinstance(s, OpStep) and s.busiest] == [2.0]
