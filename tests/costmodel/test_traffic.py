@@ -155,6 +155,9 @@ def test_messages_cost_no_transfer_where_no_tiers_are_given():
     message = Inner(SHIFT, 4096, 3, backward=False)
     here = replace(site, levels={"tp": group_levels((0, 1), Cluster.local(2))})
     assert 0 < site.inner_s(message, "tp") < here.inner_s(message, "tp")
+    busy = replace(Inner(Primitive.ALL_TO_ALL, 1 << 20, 2, backward=False), crowd=1.5)
+    mean_s = here.inner_s(replace(busy, crowd=1.0), "tp")
+    assert here.inner_s(busy, "tp") == pytest.approx(1.5 * mean_s) and mean_s > 0
 
 
 ROUTING = spread_evenly(64, 8)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from meshwright.costmodel.block.block_costs import BlockSpot, on_data_alone
+from meshwright.costmodel.block.reprice import OpStep
+from meshwright.costmodel.estimate import estimate
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.routed_graph import with_routing
@@ -108,9 +110,10 @@ def test_all_wait_for_the_busiest_rank() -> None:
     graph = trace(model, batch, global_batch_size=4096)
     counted = count_routes(model, [batch]).routing(4, 2)
     assert counted
-    crowded = replace(counted, worked=(1.0, 1.8, 2.0), arrived=(1.0, 1.2, 1.4))
+    worked = replace(counted, worked=(1.0, 1.8, 2.0), arrived=(1.0,) * 3)
+    crowded = replace(worked, arrived=(1.0, 1.2, 1.4))
     cluster, plans, keys = Cluster.local(8), [], []
-    for routes in (None, RouteCounts(known=(crowded,))):
+    for routes in (None, RouteCounts(known=(worked,)), RouteCounts(known=(crowded,))):
         problem = make_problem(
             graph, cluster, routes=routes, constraints=("place *.experts.* ep=S(0)",)
         )
@@ -128,15 +131,38 @@ def test_all_wait_for_the_busiest_rank() -> None:
                 blocks.key(block, layout, split),
             )
         )
-    even, skewed = (plan.predicted for plan in plans)
-    assert even and skewed and even.step_s < skewed.step_s and even.peak_bytes < skewed.peak_bytes
+    even, busy, skewed = (plan.predicted for plan in plans)
+    assert even and busy and skewed
+    assert even.step_s < busy.step_s < skewed.step_s
+    assert even.peak_bytes < busy.peak_bytes < skewed.peak_bytes
     # What was measured of blocks whose tokens spread evenly is of others, once experts are split.
-    assert keys[0][0] == keys[1][0] and keys[0][1] != keys[1][1]
-    assert plan_io.rehash(plans[0]).hash == plan_io.rehash(plans[1]).hash
-    again = plan_io.loads(plan_io.dumps(plans[1]))
+    assert keys[0][0] == keys[2][0] and keys[0][1] != keys[2][1]
+    assert plan_io.rehash(plans[0]).hash == plan_io.rehash(plans[2]).hash
+    again = plan_io.loads(plan_io.dumps(plans[2]))
     assert again.routing == (crowded,)
     priced = price(again, graph, cluster, None).predicted
     assert priced and priced.step_s == skewed.step_s
+    assert [estimate(graph, cluster, plan)[0].peak_bytes for plan in plans] == [
+        found.peak_bytes for found in (even, busy, skewed)
+    ]
     assert with_routing(graph) is graph
     with pytest.raises(PlanError, match=r"the model has \[\(4, 2\)\]"):
         make_problem(graph, cluster, routes=RouteCounts(known=(spread_evenly(8, 2),)))
+
+
+def test_experts_on_two_axes_wait_for_the_busiest_of_all_their_ranks() -> None:
+    case = CASES["mixtral"]
+    graph, cluster = trace(case.model(), case.example(), global_batch_size=4096), Cluster.local(8)
+    known = replace(
+        spread_evenly(4, 2), source="counted", ranks=(1, 2, 4), reached=(1.0, 1.5, 2.0),
+        arrived=(1.0, 1.2, 1.4), worked=(1.0, 1.5, 2.0),
+    )  # fmt: skip
+    problem = make_problem(
+        graph, cluster, routes=RouteCounts(known=(known,)),
+        constraints=tuple(f"place *.experts.* {axis}=S(0)" for axis in ("ep", "tp")),
+    )  # fmt: skip
+    block, model = graph.blocks[1], (("ep", 2), ("tp", 2))
+    layout = next(x for x in problem.layouts(model) if x.pattern == block.pattern)
+    spot = BlockSpot(4, 1, model, cluster.device_types[0].name, (), ((), ()))
+    script = problem.tables.blocks.walk(block, layout, spot).script
+    assert [s.busiest for s in script if isinstance(s, OpStep) and s.busiest] == [2.0]

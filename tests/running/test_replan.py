@@ -7,11 +7,12 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
+from meshwright.ir.graph.routing import spread_evenly
 from meshwright.running import replan
 from meshwright.running.replan import Replanner
 from tests.tools.report.plans import piped
 
-PLAN = replace(piped(4, 8, 34, 32), global_batch_size=256)
+PLAN = replace(piped(4, 8, 34, 32), global_batch_size=256, routing=(spread_evenly(8, 2),))
 WHOLE = Cluster.preset("h100-sxm", num_nodes=64, devices_per_node=8)
 LEFT = 504
 NODE = range(504, 512)
@@ -23,6 +24,7 @@ def searched(monkeypatch):
     asked = []
 
     def search(graph, left, options, **_):
+        assert options.routes == PLAN.routing
         asked.append((left.num_devices, tuple(options.constraints)))
         time.sleep(0.02)
         if left.num_devices < 400:

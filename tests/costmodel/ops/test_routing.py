@@ -18,7 +18,11 @@ from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, 
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph import grouped
 from meshwright.ir.graph.experts import experts_backward, experts_forward
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.routing import Routing
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import LocalOperand
+from meshwright.ir.ops import facts
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.testing.spawn import alone
 
@@ -30,6 +34,7 @@ ALL_PAIRS = Routing(
     worked=(1.0,) * 3,
 )  # fmt: skip
 """A token may pick an expert twice here."""
+TARGET = "meshwright.experts.default"
 RATE, DISPATCH_S = 1e9, 1e-6
 DEVICE = DeviceType(
     name="plain", kind="cuda", memory_bytes=2**30, memory_bandwidth_bytes_per_s=RATE,
@@ -127,7 +132,7 @@ def test_priced_as_it_runs(dtype, by_kernel):
     )
     weights = LocalInput((len(PAIRS), 2), len(PAIRS) * 2 * width, True, False)
     op = LocalOp(
-        "meshwright.experts.default", OpClass.MATMUL, dtype, 0.0, (tokens, picked, weights),
+        TARGET, OpClass.MATMUL, dtype, 0.0, (tokens, picked, weights),
         (tokens.shape,), tokens.nbytes, True,
     )  # fmt: skip
     time = routed(RoutedTokens("experts", op, ALL_PAIRS, RANKS), DEVICE, by_kernel)
@@ -138,6 +143,34 @@ def test_priced_as_it_runs(dtype, by_kernel):
         assert time.input_dispatch_s / DISPATCH_S == pytest.approx(back_moves)
         assert others == FINDING
     assert time.source == DEVICE.source and time.band > 0
+
+
+def test_experts_on_two_axes_are_told_of_the_ranks_of_both() -> None:
+    """Inside of two parts of the experts, on an axis of two ranks."""
+    known = replace(ALL_PAIRS, arrived=(1.0, 1.25, 1.75), worked=(1.0, 1.5, 2.0))
+    shapes = (8, 16), (8, 2), (8, 2), (EXPERTS, 6, 16), (EXPERTS, 16, 3)
+    names = [f"x{i}" for i in range(len(shapes))]
+    op = Op("experts", "experts", TARGET, (), tuple(names), ("y",), "", routing=known)
+    inner = Shard(0, 2)
+    strategy = Strategy((inner,) * 5, (inner,))
+    found = facts(TARGET)
+    assert found.busiest and found.messages and found.copies
+    assert found.busiest(op, strategy, 2, shapes[0]) == pytest.approx(2.0 / 1.5)
+    assert found.busiest(op, Strategy((Shard(0),) * 5, (Shard(0),)), 2, shapes[0]) == 1.5
+    inputs = [LocalOperand(shape, 4096) for shape in shapes]
+    inputs[3] = LocalOperand((EXPERTS // 2, 6, 16), 4096)
+    _, rows, *_ = found.messages(op, strategy, 2, inputs, inputs[:1])
+    assert rows.nbytes == 4096 * 1.75 and rows.crowd == 1.75 and rows.outer == 2
+    assert found.copies(op, strategy, 2, inputs, inputs[:1])[0] == 4096 * 1.75 * 1.75 / 2
+
+    tokens = LocalInput((8, 16), 2**20, True, False)
+    local = LocalOp(TARGET, OpClass.MATMUL, "float32", 0.0, (tokens,) * 3, ((8, 16),),
+                    2**20, True)  # fmt: skip
+    crowded, mean = (
+        routed(RoutedTokens("experts", local, one, 2, 2), DEVICE, by_kernel=True)
+        for one in (known, ALL_PAIRS)
+    )
+    assert crowded.total_s == pytest.approx(1.25 * mean.total_s)
 
 
 def test_measured_experts_have_the_load_of_the_busiest_rank() -> None:
@@ -170,7 +203,7 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     sizes = [LocalInput(tuple(x.shape), x.nbytes, i != 1, i > 2)
              for i, x in enumerate(given[:5])]  # type: ignore[union-attr]  # fmt: skip
     flops = 2.0 * tokens * 2 * 3 * width * inner
-    op = LocalOp("meshwright.experts.default", OpClass.MATMUL, "bfloat16", flops, tuple(sizes),
+    op = LocalOp(TARGET, OpClass.MATMUL, "bfloat16", flops, tuple(sizes),
                  (tuple(hidden.shape),), hidden.nbytes, True)  # fmt: skip
     time = passes_beside(op, DEVICE, fused=False)
     assert time

@@ -1,6 +1,7 @@
 """Questions are answered by pricing the plan again and by searching again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from torch import nn
 from meshwright.cli import app, main
 from meshwright.costmodel.comm.comm import collective_time, group_levels
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.routing import spread_evenly
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan import plan_io
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
+from meshwright.tools.explain import whatif
 from meshwright.tools.explain.vary import with_links, with_memory
 from meshwright.tools.explain.whatif import Asked
 
@@ -82,3 +85,15 @@ def test_the_command_asks_the_same(asked, tmp_path, capsys):
     rows = json.loads(capsys.readouterr().out)["answers"]
     assert len(rows) == 5
     assert rows[0]["same_s"] == pytest.approx(asked.plan.predicted.step_s, rel=1e-5)
+
+
+def test_searches_know_where_tokens_go(asked, monkeypatch):
+    known = (spread_evenly(8, 2),)
+    routed, seen = replace(asked, plan=replace(asked.plan, routing=known)), []
+
+    def found(*_, routes, **__):
+        seen.append(routes)
+        return routed.plan
+
+    monkeypatch.setattr(whatif, "search", found)
+    assert list(routed.answers()) and set(seen) == {known}
