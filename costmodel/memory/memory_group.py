@@ -142,7 +142,8 @@ class BackwardGradients:
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
-        for nbytes in () if first else group.flying:
+        self._flew = () if first else group.flying
+        for nbytes in self._flew:
             self._before, self._newest = self._newest, nbytes
         self.gradients = -self._newest - self._before
         """Whole ones that are there now, beside those that were before: of these, some were on
@@ -191,14 +192,20 @@ class BackwardGradients:
         if self._leaves and exchange.comes_from_host and exchange.gradients_leave_each:
             self.moving = 0
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether it has just waited for the last that left in the micro-batch before."""
+        return self.left == 2 and len(self._flew) == 2
+
     def overtaken(self) -> None:
         """Another group has waited for what left after all that the micro-batch before had: of
         that, nothing is on its way."""
-        if self.left == 0:
-            self._newest = 0
+        if not self._flew:
+            return
         if self.left <= 1:
-            self._before = 0
-        self.moving = self._beside + self._newest + self._before
+            self.moving, self._before = self.moving - self._before, 0
+        if self.left == 0:
+            self.moving, self._newest = self.moving - self._newest, 0
 
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""

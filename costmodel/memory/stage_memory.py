@@ -293,7 +293,7 @@ class StageMemory:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         found.append((whole, -freed, moving, 0))
-                    if not first and group.left == 2:  # it has waited for the first of them
+                    if group.overtakes:
                         for other in groups:
                             other.overtaken()
         return found

@@ -53,7 +53,15 @@ def leaves(state: Mapping[str, Any], what: str) -> dict[str, Tensor]:
 
     PlanError if there is something that is neither tensors nor numbers.
     """
-    return dict(_of_mapping("", state, what))
+    found: dict[str, Tensor] = {}
+    for path, x in _of_mapping("", state, what):
+        if path in found or "/" in path:
+            raise PlanError(
+                f"{what} keeps {path!r} of a parameter: in a checkpoint each tensor has a name of "
+                "its own without '/'; job.export(folder) writes parameters alone"
+            )
+        found[path] = x
+    return found
 
 
 def _of_mapping(before: str, state: Mapping[Any, Any], what: str) -> Iterator[tuple[str, Tensor]]:
@@ -193,7 +201,9 @@ class OptimizerStates:
     def make_room(self, held: Held, stored: Stored) -> None:
         """Gives a held tensor the state that a checkpoint has, by path its dtype and shape."""
         state = self._optimizer.state[held.tensor]
-        if all(shape in ((), held.param.global_shape) for _, shape in stored.values()):
+        # Other paths may be of tensors inside of something that only the optimizer makes.
+        if all(path.partition(_KIND)[0].isidentifier() and shape in ((), held.param.global_shape)
+               for path, (_, shape) in stored.items()):  # fmt: skip
             state.update(self._plain_room(held, stored))
             return
         fresh = self.begun(held, held.tensor.detach().clone())
