@@ -76,6 +76,18 @@ class MemoryGroup:
         flying = sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :]
         return ceil(sum(flying) * max([send.times for send in self.exchange.late]))
 
+    @cached_property
+    def flying(self) -> Sequence[int]:
+        """Gradients on their way to the host when a micro-batch's backward has ended, the last
+        block's last; they may be so until the next one's comes to its second block."""
+        exchange = self.exchange
+        leaves = exchange.gradients_are_freed and exchange.gradients_leave_each
+        # Where parameters come, too, the next forward waits for these meanwhile.
+        if not leaves or exchange.packs or exchange.comes_from_host:
+            return ()
+        lowest = sorted(self.complete)[:2]
+        return [ceil(exchange.read * sum(self.complete[index])) for index in reversed(lowest)]
+
     def gathered(self, step: int, prefetch: int) -> Sequence[int]:
         """Parameters that are gathered while each block runs: its own, and those ahead, the next
         of which is a `step` away. None where nothing is gathered in that direction."""
@@ -130,15 +142,21 @@ class BackwardGradients:
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
-        self.gradients = 0
-        """Whole ones that are there now, beside those that were before."""
+        self._flew = () if first else group.flying
+        for nbytes in self._flew:
+            self._before, self._newest = self._newest, nbytes
+        self.gradients = -self._newest - self._before
+        """Whole ones that are there now, beside those that were before: of these, some were on
+        their way."""
         self._holds = holds and bool(exchange.copied)
         self._beside = 0
         if last and exchange.last_forward:
             largest = max([bucket.nbytes for bucket in group.buckets], default=0)
             self._beside = self._shares(exchange.last_forward, largest)
-        self.moving = self._beside
+        self.moving = self._beside + self._newest + self._before
         """On the way, or arrived while others are."""
+        self.left = 0
+        """Blocks of this micro-batch whose gradients have left for the host."""
         self._besides = exchange.beside_gradients if last else ()
 
     def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
@@ -174,6 +192,21 @@ class BackwardGradients:
         if self._leaves and exchange.comes_from_host and exchange.gradients_leave_each:
             self.moving = 0
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether it has just waited for the last that left in the micro-batch before."""
+        return self.left == 2 and len(self._flew) == 2
+
+    def overtaken(self) -> None:
+        """Another group has waited for what left after all that the micro-batch before had: of
+        that, nothing is on its way."""
+        if not self._flew:
+            return
+        if self.left <= 1:
+            self.moving, self._before = self.moving - self._before, 0
+        if self.left == 0:
+            self.moving, self._newest = self.moving - self._newest, 0
+
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
@@ -184,6 +217,7 @@ class BackwardGradients:
                 self._arrived += self._part(self._before)
             self._before, self._newest = self._newest, sent
             if self._leaves:
+                self.left += 1
                 before = 0 if self._group.exchange.comes_from_host else self._before
                 self.moving = self._newest + before
                 self.gradients -= sent

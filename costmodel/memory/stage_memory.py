@@ -137,7 +137,11 @@ class StageMemory:
     @cached_property
     def begun(self) -> Bytes:
         """From the end of the first backward of a step to that of the last."""
-        return Bytes(gradients=sum([self._of_trained(g, g.exchange.begun) for g in self.groups]))
+        return Bytes(
+            gradients=sum(
+                [self._of_trained(g, g.exchange.begun) + sum(g.flying) for g in self.groups]
+            )
+        )
 
     @cached_property
     def forward(self) -> Bytes:
@@ -289,6 +293,9 @@ class StageMemory:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         found.append((whole, -freed, moving, 0))
+                    if group.overtakes:
+                        for other in groups:
+                            other.overtaken()
         return found
 
 

@@ -92,6 +92,25 @@ class CountedMomentum(BlockwiseMomentum):
             state.setdefault("tables", self._tables)
 
 
+class PairedMomentum(torch.optim.Optimizer):
+    """Two means of each gradient, in a list."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Steps all parameters that have gradients."""
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                zeros = [torch.zeros_like(p), torch.zeros_like(p)]
+                for mean, rate in zip(
+                    self.state[p].setdefault("means", zeros), (0.9, 0.5), strict=True
+                ):
+                    mean.mul_(rate).add_(p.grad)
+                    p.sub_(mean, alpha=group["lr"])
+
+
 def _blocks(x: Tensor, block: int, scale: Tensor) -> Tensor:
     """Each block of elements times its number."""
     return (x.flatten() * scale.repeat_interleave(block)[: x.numel()]).view(x.shape)

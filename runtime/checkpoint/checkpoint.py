@@ -154,6 +154,13 @@ def stored_tensors(everyone: Sequence[RankPart]) -> dict[str, StoredTensor]:
     made = {}
     for name, by_place in found.items():
         first = next(iter(by_place.values()))
+        kinds = sorted({f"{box.dtype} of {list(box.shape)}" for box in by_place.values()})
+        if len(kinds) > 1:
+            raise PlanError(
+                f"ranks keep {name!r} in different ways, {' and '.join(kinds)}, so no checkpoint "
+                "can join them: the optimizer goes by how much of a parameter a rank has; with "
+                "zero=0 all ranks have as much"
+            )
         stored = tuple(box.piece for box in by_place.values())
         made[name] = StoredTensor(first.dtype, first.shape, stored)
     return made

@@ -53,7 +53,15 @@ def leaves(state: Mapping[str, Any], what: str) -> dict[str, Tensor]:
 
     PlanError if there is something that is neither tensors nor numbers.
     """
-    return dict(_of_mapping("", state, what))
+    found: dict[str, Tensor] = {}
+    for path, x in _of_mapping("", state, what):
+        if path in found or "/" in path:
+            raise PlanError(
+                f"{what} keeps {path!r} of a parameter: in a checkpoint each tensor has a name of "
+                "its own without '/'; job.export(folder) writes parameters alone"
+            )
+        found[path] = x
+    return found
 
 
 def _of_mapping(before: str, state: Mapping[Any, Any], what: str) -> Iterator[tuple[str, Tensor]]:
@@ -193,7 +201,10 @@ class OptimizerStates:
     def make_room(self, held: Held, stored: Stored) -> None:
         """Gives a held tensor the state that a checkpoint has, by path its dtype and shape."""
         state = self._optimizer.state[held.tensor]
-        if all(shape in ((), held.param.global_shape) for _, shape in stored.values()):
+        # Other paths may be of tensors inside of something that only the optimizer makes.
+        if all(path.partition(_KIND)[0].isidentifier() and shape in ((), held.param.global_shape)
+               for path, (_, shape) in stored.items()):  # fmt: skip
+            self._check_numbers(held, stored)
             state.update(self._plain_room(held, stored))
             return
         fresh = self.begun(held, held.tensor.detach().clone())
@@ -207,6 +218,25 @@ class OptimizerStates:
         numbers = {path: room[path] for path in room if _KIND in path}
         state.clear()
         state.update({k: v for k, v in fresh.items() if _path_of(k, v) not in numbers} | numbers)
+
+    def _check_numbers(self, held: Held, stored: Stored) -> None:
+        """PlanError if a number of Python's is missing: checkpoints had none once, and a count that
+        begins anew looks like one that goes on. torch's own optimizers count in tensors."""
+        member, *_ = self._groups[id(held.tensor)]
+        if type(member).__module__.startswith("torch."):
+            return
+        try:
+            fresh = leaves(self.begun(held, torch.zeros_like(held.tensor)), self._name(held))
+        except PlanError:  # it cannot be tried: what was saved of it is all that is known
+            return
+        known = {path.partition(_KIND)[0] for path in stored}
+        lacks = [path for path in fresh if _KIND in path and path.partition(_KIND)[0] not in known]
+        if lacks:
+            raise PlanError(
+                f"{self._name(held)} keeps {', '.join(lacks)} of {held.param.fqn!r}, but the "
+                f"checkpoint has {_listed(stored)} alone: it is of another optimizer, or of a "
+                "version that left numbers out, and they would begin anew"
+            )
 
     def _plain_room(self, held: Held, stored: Stored) -> Iterator[tuple[str, Tensor]]:
         groups = self._optimizer.param_groups

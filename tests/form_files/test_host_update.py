@@ -1,14 +1,14 @@
 """The optimizer's state on the host, and its step there."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.forms.host_link import shaped
+from meshwright.forms.host_link import ShapedLink, shaped
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
@@ -22,6 +22,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.deep import Deep, batch
 from meshwright.testing.equality import check_equal
 from meshwright.testing.hosts import apart
 from meshwright.testing.models import CASES
@@ -226,6 +227,24 @@ def test_memory_of_the_device_is_what_is_tracked(
         assert said[1].host_bytes == each * trained / shard
 
 
+class _AtLast:
+    """A copy on a link so slow that it is over when somebody waits for it, or for a later one."""
+
+    waiting: ClassVar[dict[str, list["_AtLast"]]] = {"host": [], "device": []}
+
+    def __init__(self, way: str, source: Tensor, target: Tensor) -> None:
+        self._line, self._tensors = self.waiting[way], [source.detach(), target.detach()]
+        self._line.append(self)
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        while self in self._line:
+            first = self._line.pop(0)
+            source, target = first._tensors
+            target.copy_(source)
+            first._tensors.clear()  # whoever waits may keep this
+
+
 def _deep() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(10)]
@@ -244,17 +263,25 @@ def test_the_host_has_gradients_their_sums_and_copies() -> None:
     assert memory.host_bytes == 36 * count + 3 * 4 * layer
 
 
-def _tracked_deep(plan: Plan) -> int:
-    batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
-    job = compile_job(
-        _deep(), plan, loss_fn=nn.functional.mse_loss, example_inputs=batch, device="cpu",
-        check=False,
-    )  # fmt: skip
-    job.step(batch)
-    job.track_memory(batch)
-    job.close()
+def _most_on_a_slow_link(plan: Plan, at_last: bool) -> int:
+    if plan.precision == "fp64":
+        net, given, loss_fn = _deep(), _FEW, nn.functional.mse_loss
+    else:
+        net, given, loss_fn = Deep(), batch(), None
+    with pytest.MonkeyPatch.context() as patch:
+        if at_last:
+            patch.setattr(ShapedLink, "_copy", lambda _, *said: _AtLast(*said))
+        job = compile_job(
+            net, plan, loss_fn=loss_fn, example_inputs=given, device="cpu", check=False
+        )
+        job.step(given)
+        job.track_memory(given)
+        job.close()
     assert job.tensor_memory is not None
     return job.tensor_memory.peak_bytes
+
+
+_FEW = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -263,16 +290,28 @@ def _tracked_deep(plan: Plan) -> int:
 def test_no_more_than_three_blocks_of_a_deep_model_have_gradients(store, microbatches) -> None:
     """One that runs, and two whose gradients are on their way; none of them where parameters come
     from the host meanwhile."""
-    batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
-    traced, cluster = trace(_deep(), batch, nn.functional.mse_loss), apart(1, SLOW)
+    traced, cluster = trace(_deep(), _FEW, nn.functional.mse_loss), apart(1, SLOW)
     made = make_problem(traced, cluster, precision="fp64", optimizer="adamw")
     plan = on_host(made, FormChoice(form=store), num_microbatches=microbatches)
     with shaped(SLOW):
-        (counted,) = run_ranks(1, _tracked_deep, plan)
+        # Where parameters come as gradients go, each takes its time.
+        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, store != "on_host")
     memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
     trained = sum(t.nbytes for t in traced.parameters)
     assert memory.tensor_bytes == pytest.approx(counted, rel=0.03)
     assert counted < (0.25 if store == "on_host" else 1.4) * trained
+
+
+@pytest.mark.parametrize("precision", ["bf16-autocast", "bf16", "bf16, layers.1=fp32"])
+def test_gradients_are_on_their_way_when_the_next_micro_batch_begins(precision) -> None:
+    """Where most is saved then, casts of all weights, that is the most there is."""
+    traced, cluster = trace(Deep(), batch(), precision=precision), apart(1, SLOW)
+    made = make_problem(traced, cluster, precision=precision, optimizer="adamw")
+    plan = on_host(made, FormChoice(form="sums_on_host"), num_microbatches=2)
+    with shaped(SLOW):
+        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, True)
+    memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
+    assert memory.tensor_bytes == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize("ahead, precision", [(0, "fp64"), (1, "fp64"), (1, NARROW)])

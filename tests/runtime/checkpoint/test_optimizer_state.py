@@ -2,6 +2,7 @@
 tables, counts of Python, vectors of whole matrices. Saved under one plan, it goes on under others,
 or is refused in words."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,23 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.checkpoint import stored_tensors
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.checkpoint.manifest import PartFile, StoredPiece
 from meshwright.runtime.checkpoint.optimizer_state import leaves, put_numbers_back
+from meshwright.runtime.checkpoint.parts import Written
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.testing.own_optimizers import BlockwiseMomentum, CountedMomentum
+from meshwright.testing.own_optimizers import (
+    BlockwiseMomentum,
+    CountedMomentum,
+    PairedMomentum,
+)
 from meshwright.testing.spawn import run_ranks
 
 KINDS = {
     "blocks, counts and tables": (CountedMomentum, (0, 1, 3)),
+    "a list of two": (PairedMomentum, (0, 0)),
     "vectors": (torch.optim.Adafactor, (0, 0)),
 }
 """And the levels of zero of plans, each of which goes on from the one before."""
@@ -58,6 +67,16 @@ def begun(kind: Any, zero: int) -> Job:
     return compile_job(model, plan(zero), graph=graph(), optimizer=given, device="cpu")
 
 
+class _Counted(CountedMomentum):
+    """Whose state is of parameters' shape, but for the count."""
+
+    LEAST = 2**30
+
+
+def _without_numbers(state: Any, what: str) -> dict[str, Tensor]:
+    return {path: x for path, x in leaves(state, what).items() if ":" not in path}
+
+
 def chains(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (kind, levels) in KINDS.items():
@@ -78,6 +97,15 @@ def chains(folder: Path) -> dict[str, Any]:
     with pytest.raises(PlanError) as said:
         begun(BlockwiseMomentum, 0).load(folder / "blocks, counts and tables")
     found["others"] = str(said.value)
+    job = begun(_Counted, 0)
+    job.step(batch(0))
+    with pytest.MonkeyPatch.context() as patch:  # as checkpoints were once
+        patch.setattr("meshwright.runtime.checkpoint.optimizer_state.leaves", _without_numbers)
+        job.save(folder / "older")
+    job.close()
+    with pytest.raises(PlanError) as said:
+        begun(_Counted, 0).load(folder / "older")
+    found["older"] = str(said.value)
     return found
 
 
@@ -88,6 +116,7 @@ def test_what_was_saved_goes_on_under_another_plan(tmp_path: Path) -> None:
         assert whole.keys() == last.keys()
         for path, x in whole.items():
             assert (last[path] - x).abs().max() <= 1e-12 * x.abs().max(), (name, path)
+    assert "keeps count:int of '" in found["older"] and "mean alone" in found["older"]
     assert "the checkpoint has count:int, mean, scale, tables.0, tables.1" in found["others"]
 
 
@@ -100,3 +129,19 @@ def test_numbers_come_back_as_they_were_and_objects_are_refused() -> None:
     for odd in ({"basis": object()}, {"name": "a"}, {"own": [1, 2]}):
         with pytest.raises(PlanError, match="tensors and, beside them, numbers"):
             leaves(odd, "the optimizer Own")
+    for same in ({"a/b": torch.ones(2)}, {"a.b": torch.ones(2), "a": {"b": torch.ones(2)}}):
+        with pytest.raises(PlanError, match="a name of its own without '/'"):
+            leaves(same, "the optimizer Own")
+
+
+def test_what_ranks_keep_in_different_ways_is_not_joined() -> None:
+    """An optimizer of blocks keeps what is small as it is: so may the smaller half of an uneven
+    parameter be."""
+    piece = StoredPiece((0,), (4,), "part-00000.safetensors", 0, 4, 0)
+    own, other = (
+        Written("optim/mean/weight", dtype, (8,), replace(piece, offsets=(at,)))
+        for dtype, at in (("int8", 0), ("float64", 4))
+    )
+    file = PartFile(8, 4, 0)
+    with pytest.raises(PlanError, match=r"float64 of \[8\] and int8 of \[8\]"):
+        stored_tensors([("a", file, [own], {}), ("b", file, [other], {})])
