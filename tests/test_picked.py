@@ -28,6 +28,20 @@ def test_those_come_first_that_have_what_no_other_has() -> None:
     assert picked(dict(reversed(VALUES.items()))) == found
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", range(3))
+def test_cases_of_a_test_that_run_have_all_values(
+    a: int, b: int, request: pytest.FixtureRequest
+) -> None:
+    here = [x for x in request.session.items if x.name.split("[")[0] == request.node.originalname]
+    if len(here) > 1 and not any("::" in argument for argument in request.config.args):
+        assert len(here) == (12 if request.config.getoption("--all-cases") else 4)
+        for name, values in (("a", range(4)), ("b", range(3))):
+            found = {x.callspec.params[name] for x in here if isinstance(x, pytest.Function)}
+            assert found == set(values)
+
+
 def test_all_run_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALL_CASES, "1")
     assert in_turn(NAMES, 0) == NAMES and picked(VALUES) == set(VALUES)

@@ -45,6 +45,9 @@ BROKEN = "import nobody_has_this\n"
 """A file of a step that needs a package which the machine lacks."""
 MORE = {"eats": ", most_bytes=2**29"}
 LIMIT = {"hang": 1.5}
+SAY = ("leaves", "garbage", "nan", "scribbles")
+"""Steps that fault in what they say. That is read alike however they were started, so a Python of
+its own for each of these, seconds to start, would show nothing."""
 
 
 def write_steps(folder: Path) -> None:
@@ -61,27 +64,32 @@ def bad(request, tmp_path_factory):
     steps, out = tmp_path_factory.mktemp("steps"), tmp_path_factory.mktemp("out")
     write_steps(steps)
     anew = ["--anew"] if request.param == "anew" else []
-    return day(out, *anew, "--only", "broken", *BAD, steps=steps), out
+    names = [name for name in BAD if not (anew and name in SAY)]
+    found = day(out, *anew, "--only", "broken", *names, steps=steps)
+    assert set(found) == {"broken", *names}
+    return found, out
 
 
 def test_each_bad_step_says_how_it_ended_and_the_rest_goes_on(bad):
     found, _ = bad
-    assert {name: one["status"] for name, one in found.items()} == {
+    status = {
         "hang": "out of time", "killed": "died", "raises": "failed", "silent": "died",
         "leaves": "failed", "garbage": "failed", "nan": "failed", "scribbles": "done",
         "floods": "failed", "eats": "out of memory", "good": "done",
         "broken": "failed",
     }  # fmt: skip
+    assert all(one["status"] == status[name] for name, one in found.items())
     assert found["killed"]["why"] == "ended by SIGSEGV"
     assert found["raises"]["why"] == "ValueError: no good"
     assert "it was killed after" in found["hang"]["why"]
     assert "No module named 'nobody_has_this'" in found["broken"]["why"]
-    assert "lines of facts could not be read" in found["scribbles"]["why"]
+    if "scribbles" in found:
+        assert "lines of facts could not be read" in found["scribbles"]["why"]
 
 
 def test_what_was_found_before_stays(bad):
     found, _ = bad
-    assert all(found[name]["facts"]["before"] == 1 for name in BAD)
+    assert all(found[name]["facts"]["before"] == 1 for name in found if name != "broken")
     assert found["good"]["facts"] == {"before": 1, "after": 2.5}
 
 

@@ -15,6 +15,7 @@ from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import dumps
 from meshwright.ir.plan.show import to_text
+from meshwright.planner.pins.decisions import Scope
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.infeasible import plain_reason
@@ -184,6 +185,10 @@ def test_pins_that_no_plan_has() -> None:
     many = problem(mlp(), cluster(16), constraints=("dp_replicate=16",))
     (pin,) = many.constraints
     assert plain_reason(many, pin) == "16 replicas need a sample each, and the global batch is 8"
+    (fits,) = problem(mlp(), cluster(16), constraints=("dp_replicate=8",)).constraints
+    assert plain_reason(many, fits) == ""  # a sample each
+    assert plain_reason(many, replace(pin, relation="<=")) == ""
+    assert plain_reason(many, replace(pin, scope=Scope(stage=0))) == ""
     assert "pp=" in conflict("pp=4", num_devices=4)  # three blocks
 
 

@@ -194,13 +194,22 @@ def test_another_plan_lies_beside_it_and_goes_to_perfetto_too(chromium, tmp_path
         const sent = [], window_ = { closed: false, postMessage: (what) => sent.push(what) };
         window.open = (address) => { sent.push(address); return window_; };
         document.getElementById("perfetto").click();
-        const heard = new MessageEvent("message", { data: "PONG", origin: PERFETTO });
-        Object.defineProperty(heard, "source", { value: window_ });
-        dispatchEvent(heard);
-        const last = sent[sent.length - 1].perfetto;
-        return [sent[0], new TextDecoder().decode(last.buffer) === traceText()];
+        const say = (data, origin, source) => {
+          const heard = new MessageEvent("message", { data, origin });
+          Object.defineProperty(heard, "source", { value: source });
+          dispatchEvent(heard);
+        };
+        say("PONG", "https://elsewhere.dev", window_);
+        say("PONG", PERFETTO, window);
+        say("PING", PERFETTO, window_);
+        const early = sent.filter((what) => what.perfetto).length;
+        say("PONG", PERFETTO, window_);
+        say("PONG", PERFETTO, window_);
+        const given = sent.filter((what) => what.perfetto);
+        const told = new TextDecoder().decode(given[0].perfetto.buffer);
+        return [sent[0], early, given.length, told === traceText()];
     """)
-    assert sent == ["https://ui.perfetto.dev", True]
+    assert sent == ["https://ui.perfetto.dev", 0, 1, True]
 
 
 def test_which_way_kernels_went(chromium, tmp_path):

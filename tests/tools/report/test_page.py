@@ -73,8 +73,8 @@ def test_another_plan_is_told_apart_and_has_its_own_rows():
     assert beside["same_model"] and beside["name"] == "000000000000: 2 stages, 3 x 4 samples"
     assert [rank["devices"] for rank in beside["ranks"]] == ["0-3", "4-7"]
     assert rows["beside_ranks"] == [0, 1] and len(rows["beside"]) == 2
-    longest = contents(other)["timeline"]["span_s"], contents(plan)["timeline"]["span_s"]
-    assert rows["span_s"] == max(longest)
+    longest = max(contents(other)["timeline"]["span_s"], contents(plan)["timeline"]["span_s"])
+    assert rows["span_s"] == contents(other, beside=plan)["timeline"]["span_s"] == longest
     (step,) = [row for row in beside["figures"] if row["what"] == "step"]
     assert (step["first"], step["second"]) == (plan.predicted.step_s, other.predicted.step_s)
     assert step["change"] == pytest.approx(other.predicted.step_s / plan.predicted.step_s - 1)
