@@ -14,8 +14,10 @@ from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
+from meshwright.running.all_starts import start_folder, steps_of_all
 from meshwright.running.crew import OwnMachine, visible
 from meshwright.running.elastic import Supervisor, check_elastic, run_elastic
+from meshwright.running.log_writers import JSONL
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
 from meshwright.running.verdict import judge
@@ -237,3 +239,13 @@ def test_a_plan_for_what_is_left_may_fill_devices():
     plan = mw.search(graph, machine, memory_headroom=0.0, progress=False)
     replanner = Replanner(plan, machine, target=None, _graph=graph)
     assert replanner.plan_without([1]).plan.predicted.peak_bytes == least
+
+
+def test_steps_that_a_job_before_left_in_the_folder_are_not_told(tmp_path):
+    folder = start_folder(tmp_path, 0)
+    folder.mkdir()
+    names = ("loss_metrics/global_avg_loss", "time_metrics/end_to_end(s)")
+    lines = [{"step": step, "time": step, **dict.fromkeys(names, 1.0)} for step in (1, 2, 3)]
+    text = "\n".join([*map(json.dumps, lines), '{"step": 4'])
+    (folder / JSONL).write_text(text)
+    assert [found.step for found in steps_of_all(tmp_path, 1, 2.0)] == [1, 2]
