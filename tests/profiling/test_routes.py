@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from meshwright.costmodel.block.block_costs import BlockSpot, on_data_alone
+from meshwright.costmodel.block.price_ops import PricedOp
 from meshwright.costmodel.block.reprice import OpStep
 from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.routed_graph import with_routing
@@ -166,3 +168,17 @@ def test_experts_on_two_axes_wait_for_the_busiest_of_all_their_ranks() -> None:
     spot = BlockSpot(4, 1, model, cluster.device_types[0].name, (), ((), ()))
     script = problem.tables.blocks.walk(block, layout, spot).script
     assert [s.busiest for s in script if isinstance(s, OpStep) and s.busiest] == [2.0]
+
+
+def test_blocks_on_gpus_have_the_passes_of_their_experts() -> None:
+    case = CASES["mixtral"]
+    graph, cluster = trace(case.model(), case.example()), Cluster.preset("h100-sxm")
+    problem = make_problem(graph, cluster)
+    block = graph.blocks[1]
+    layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
+    spot = BlockSpot(4, 1, (), cluster.device_types[0].name, (), ())
+    walk = problem.tables.blocks.walk(block, layout, spot)
+    passes = [passes_beside(x.local, walk.site.device, False)
+              for x in walk.trail if isinstance(x, PricedOp)]  # fmt: skip
+    (found,) = filter(None, passes)
+    assert walk.tape.count(found) == 1
