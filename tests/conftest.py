@@ -51,16 +51,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name."""
+    """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name, and
+    all that need a GPU: they are skipped where there is none, and few machines have one."""
     if ALL_CASES in os.environ or any("::" in argument for argument in config.args):
         return
     by_test: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
-    for item in items:
-        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
+    sampled = [
+        item for item in items
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("gpu")
+    ]  # fmt: skip
+    for item in sampled:
+        if isinstance(item, pytest.Function):
             values = frozenset(f"{name} {value}" for name, value in item.callspec.params.items())
             by_test[item.nodeid.split("[")[0]][item.nodeid] = values
     kept = {case for cases in by_test.values() for case in picked(cases)}
-    left = {i for i in items if i.get_closest_marker("sampled") and i.nodeid not in kept}
+    left = {item for item in sampled if item.nodeid not in kept}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 

@@ -42,6 +42,19 @@ def test_cases_of_a_test_that_run_have_all_values(
             assert found == set(values)
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "case", [*range(3), *(pytest.param(n, marks=pytest.mark.gpu) for n in range(3, 6))]
+)
+def test_cases_for_a_gpu_are_never_left_out(case: int, request: pytest.FixtureRequest) -> None:
+    assert case in range(6)
+    here = [x for x in request.session.items if x.name.split("[")[0] == request.node.originalname]
+    if len(here) > 1 and not request.config.getoption("--all-cases"):
+        needs = [x.get_closest_marker("gpu") is not None for x in here]
+        assert sum(needs) in (0, 3)  # 0: `-m "not gpu"`
+        assert "::" in str(request.config.args) or needs.count(False) <= 1
+
+
 def test_all_run_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALL_CASES, "1")
     assert in_turn(NAMES, 0) == NAMES and picked(VALUES) == set(VALUES)

@@ -102,7 +102,6 @@ def _found(device: str) -> dict[str, Any]:
     return on_each(device, _body, NAMES[device])
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("device", "name"), each_name(NAMES))
 def test_a_job_trains_as_plain_pytorch_does(device: str, name: str) -> None:
     """Or, from a checkpoint, as the job that wrote it."""
