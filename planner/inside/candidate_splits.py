@@ -7,6 +7,7 @@ op through their factors, until nothing new appears.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.rules import Dims, Rule
@@ -48,6 +49,7 @@ def spread(
     found: dict[str, dict[Split, None]] = {op.name: {} for op in ops}
     readers = _readers(slots)
     queue = deque(range(len(known)))
+    seen = [[0] * len(places) for places in slots]
     for (op, rule), places in zip(known, slots, strict=True):
         for split in natural_splits(op, rule, axis, taken) if natural(op) else ():
             found[op.name][split] = None
@@ -57,7 +59,7 @@ def spread(
         op, rule = known[at]
         fresh = [
             split
-            for split in _reached(rule, slots[at], axis, shards)
+            for split in _reached(rule, slots[at], axis, shards, seen[at])
             if split not in found[op.name] and allowed(op, rule, split, axis, taken)
         ]
         for split in fresh:
@@ -71,12 +73,19 @@ Slots = list[tuple[str, Dims]]
 """Values of an op, by their common name, with their factors."""
 
 
-def _reached(rule: Rule, slots: Slots, axis: AxisKind, shards: Shards) -> dict[Split, None]:
-    """Splits of an op that the shards of its values lead to."""
-    splits = (
-        split_of(rule, dims, shard, axis) for name, dims in slots for shard in shards.get(name, ())
-    )
-    return {one: None for split in splits if split for one in with_together(rule, split, axis)}
+def _reached(
+    rule: Rule, slots: Slots, axis: AxisKind, shards: Shards, seen: list[int]
+) -> dict[Split, None]:
+    """Splits of an op that the shards of its values lead to; of each value, after the first `seen`
+    ones, which are counted on."""
+    found: dict[Split, None] = {}
+    for at, (name, dims) in enumerate(slots):
+        known = shards.get(name, {})
+        for shard in islice(known, seen[at], None):
+            if split := split_of(rule, dims, shard, axis):
+                found.update(dict.fromkeys(with_together(rule, split, axis)))
+        seen[at] = len(known)
+    return found
 
 
 def _pass_on(rule: Rule, slots: Slots, split: Split, axis: AxisKind, shards: Shards) -> list[str]:

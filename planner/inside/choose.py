@@ -15,6 +15,9 @@ from meshwright.planner.inside.polish import polish
 TIGHT = 1e-6
 """Slack, in the program's unit, that is none but for rounding."""
 
+NEAR = 0.1
+"""Of the gap that is good enough: states whose slack is within this are tried before all others."""
+
 ROUNDING = 1e-9
 """Relative error of a bound, which is a sum of many numbers."""
 
@@ -60,9 +63,12 @@ def _finish(
 ) -> Chosen:
     """What the ascent leaves open, as integer programs over the states that may be better."""
     bound, slacks = ascent.bound(), ascent.slacks()
-    # What the bound does not tell apart often holds the best choice; it is few states.
+    # What the bound hardly tells apart often holds a choice that is good enough; it is few states.
     for tight in (True, False):
-        room = TIGHT if tight else (best.cost - reduced.offset) / UNIT - bound + TIGHT
+        open_ps = (
+            NEAR * effort.gap * best.cost if tight else best.cost - reduced.offset - bound * UNIT
+        )
+        room = open_ps / UNIT + TIGHT
         alive = {n: slack <= room for n, slack in slacks.items()}
         for n, state in known.items():
             alive[n][state] = True

@@ -132,13 +132,15 @@ def _trains(op: Op) -> bool:
 
 
 def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
-    """For each pattern and model axis: what heavy work the axis does not split, and why."""
-    by_pattern = {layout.pattern: layout for layout in layouts}
+    """For each pattern, its layouts and their axes: what heavy work the axis does not split, and
+    why."""
     return tuple(
         text
         for block in graph.distinct_blocks()
-        for axis, size in by_pattern[block.pattern].model
-        for text in _whole(graph, block, by_pattern[block.pattern], axis, size)
+        for layout in layouts
+        if layout.pattern == block.pattern
+        for axis, size in layout.model
+        for text in _whole(graph, block, layout, axis, size)
     )
 
 

@@ -37,12 +37,11 @@ from meshwright.planner.pins.constraints import ParametersAs, pinned
 from meshwright.planner.pins.decisions import Value
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.by_stage import recomputable as recomputable
-from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.predict import settled
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy, policy_of
 from meshwright.planner.problem.schedule_tools import USUAL, make_schedule, stages_per_rank
 from meshwright.planner.search.deadline import check_time
-from meshwright.planner.search.notes import annotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,8 @@ def cluster_id(cluster: Cluster) -> ClusterId:
 
 
 def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Plan:
-    """The whole plan of a choice. Without `predict` it has no times and no memory."""
+    """The whole plan of a choice, but for notes. Without `predict` it has no times and no
+    memory."""
     check_time()
     if problem.batch % choice.num_microbatches:
         legal = [m for m in range(1, problem.batch + 1) if problem.batch % m == 0]
@@ -143,8 +143,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
     for name, of_plan in _applied()[1].items():
         if (value := pinned(problem.constraints, name)) is not None:
             plan = of_plan(plan, problem.graph, value)
-    plan = annotated(problem, plan)
-    return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
+    return settled(problem, plan, predict=predict)
 
 
 _ids: Memo[None, ModelId] = Memo()

@@ -60,7 +60,7 @@ def in_one_order(problem: Problem) -> Reordered:
     news = {old: new for new, old in enumerate(olds)}
     tables = problem.tables
     again = replace(
-        problem, cluster=moved, solved={}, laid={}, explained={}, memos=Memos(),
+        problem, cluster=moved, solved={}, laid={}, memos=Memos(),
         constraints=tuple(_moved(item, news) for item in problem.constraints),
         tables=CostTables(problem.graph, moved, problem.precision, profile=tables.profile,
                           style=tables.style)  # fmt: skip,

@@ -4,14 +4,24 @@ from dataclasses import replace
 
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.explain.detail import detail_of
+from meshwright.forms.sync import given_up
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction
 from meshwright.planner.across.mixed_memory import is_mixed, tightest
 from meshwright.planner.pins.constraints import memory_cap
+from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import Problem
 
 DIGITS = 6
 """Significant digits of predicted times: beyond what they mean, and short in a diff."""
+
+
+def settled(problem: Problem, plan: Plan, *, predict: bool = True) -> Plan:
+    """Returns the plan with all that follows from what was decided: kernels in their places, what
+    it gives up, and its prediction. Notes for readers follow for plans that are chosen
+    (`planner.search.evidence`)."""
+    plan = replace(plan, gives_up=given_up(plan), kernels=put_in(problem, plan))
+    return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 
 def predict_plan(problem: Problem, plan: Plan) -> Prediction:

@@ -30,7 +30,7 @@ from meshwright.ir.styles import style as known_style
 from meshwright.ir.trace.changing import shared
 from meshwright.ir.trace.trace import in_precision
 from meshwright.planner.inside.data_layout import DataLayout, solve_data
-from meshwright.planner.inside.explain import batch_coupling, batch_norms, why_whole
+from meshwright.planner.inside.explain import batch_coupling, batch_norms
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.constraints import (
     Constraint,
@@ -75,9 +75,6 @@ class Problem:
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
     laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
-        compare=False, repr=False, default_factory=dict
-    )
-    explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
         compare=False, repr=False, default_factory=dict
     )
     memos: Memos = field(compare=False, repr=False, default_factory=Memos)
@@ -138,14 +135,6 @@ class Problem:
     def coupling(self) -> tuple[str, ...]:
         """Why more than one micro-batch would change the result; empty if it would not."""
         return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
-
-    def whole(self, model: ModelMesh, variant: str = "") -> tuple[str, ...]:
-        """What every rank of a replica computes whole, and why."""
-        key = (model, f"{variant}{self._placed}")
-        if key not in self.explained:
-            found = why_whole(self.graph, self.layouts(model, variant))
-            self.explained[key] = found
-        return self.explained[key]
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""

@@ -16,7 +16,7 @@ from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES
 from meshwright.planner.search.deadline import TimeUp, until
 from meshwright.planner.search.found import SearchLog
-from meshwright.planner.search.notes import filled
+from meshwright.planner.search.notes import filled, notes_of
 from meshwright.planner.search.plan_comparison import alternative, kind_of
 
 ALTERNATIVES = 6
@@ -28,9 +28,10 @@ ROUNDING = 2e-6
 def with_evidence(
     problem: Problem, best: Plan, found: SearchLog, searcher: str, end: float = float("inf")
 ) -> Plan:
-    """The plan with its evidence, versions and hash. A bound that would take longer than to `end`
-    is left out."""
-    best = replace(best, notes=(*best.notes, *filled(problem, best)))
+    """The plan with notes, its evidence, versions and hash. A bound that would take longer than to
+    `end` is left out."""
+    notes = (*notes_of(problem, best), *best.notes, *filled(problem, best))
+    best = replace(best, notes=notes)
     assert best.predicted
     try:
         with until(end):

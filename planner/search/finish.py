@@ -15,10 +15,9 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner import finishing
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.known import DECISIONS
-from meshwright.planner.problem.predict import excess_bytes, predict_plan
+from meshwright.planner.problem.predict import excess_bytes, settled
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.deadline import check_time
-from meshwright.planner.search.notes import annotated
 
 _FILES = Files(finishing, "change")
 BEST, CLOSE = 3, 1.3
@@ -79,5 +78,4 @@ def changed(problem: Problem, plan: Plan, **changes: Any) -> Plan:
     """The plan with other fields, predicted anew."""
     check_time()
     plan = replace(plan, **changes)
-    plan = annotated(problem, plan)
-    return replace(plan, predicted=predict_plan(problem, plan))
+    return settled(problem, plan)

@@ -1,13 +1,11 @@
 """What a reader of a plan should know that its numbers do not say."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from math import inf
 
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
-from meshwright.forms.sync import given_up
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.ops import facts
@@ -15,10 +13,9 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.ir.text.units import size
 from meshwright.ir.trace.changing import shared
-from meshwright.planner.inside.explain import batch_norms
+from meshwright.planner.inside.explain import batch_norms, why_whole
 from meshwright.planner.pins.constraints import memory_cap
 from meshwright.planner.pins.known import in_order
-from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.profiles import profile_notes
 from meshwright.planner.search.random_notes import random_notes
@@ -31,13 +28,6 @@ _PADDED = 64
 """What vocabularies are usually padded to: the next multiple costs next to nothing."""
 _OFF = "2 to 5% at the median and 5 to 21% in one run of ten"
 """Over the published tables with memory (docs/results/published.md)."""
-
-
-def annotated(problem: Problem, plan: Plan) -> Plan:
-    """Returns the plan with kernels in their places, and what its reader should know."""
-    return replace(
-        plan, notes=notes_of(problem, plan), gives_up=given_up(plan), kernels=put_in(problem, plan)
-    )
 
 
 def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -100,10 +90,10 @@ def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _whole(problem: Problem, plan: Plan) -> Iterator[str]:
-    named = {layout.name: layout for layout in plan.layouts}
-    for model in sorted({named[x].model for stage in plan.stages for x in stage.layouts.values()}):
-        if model:
-            yield from problem.whole(model)
+    """Of the layouts that its stages have."""
+    used = {name for stage in plan.stages for name in stage.layouts.values()}
+    layouts = [layout for layout in plan.layouts if layout.name in used]
+    yield from dict.fromkeys(why_whole(problem.graph, layouts))
 
 
 def _idle(plan: Plan) -> Iterator[str]:

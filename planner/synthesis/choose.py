@@ -10,7 +10,7 @@ from meshwright.ir.plan.plan import Plan, ScheduleTable
 from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.plan.schedule import Schedule, halves_backwards, says_when_to_recompute
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem.predict import excess_bytes, predict_plan
+from meshwright.planner.problem.predict import excess_bytes, settled
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
     MADE,
@@ -20,7 +20,6 @@ from meshwright.planner.problem.schedule_tools import (
     recomputes_early,
     stages_per_rank,
 )
-from meshwright.planner.search.notes import annotated
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes
@@ -106,8 +105,7 @@ def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
     if halves_backwards(schedule):  # then nothing of a backward can be beside another
         stages = tuple(replace(stage, overlap="none") for stage in plan.stages)
         plan = replace(plan, stages=stages)
-    plan = annotated(problem, plan)
-    return replace(plan, predicted=predict_plan(problem, plan))
+    return settled(problem, plan)
 
 
 def files(task: Task) -> Iterator[Schedule]:
