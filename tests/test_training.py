@@ -17,6 +17,7 @@ from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.notes import notes_of
 from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
@@ -179,7 +180,7 @@ def test_a_plan_says_what_its_strategy_cannot_do(name, word):
     found = trace(case.model(), case.example(), case.loss_fn)
     problem = make_problem(found, Cluster.local(4), precision="fp64", optimizer="adam")
     choice = uniform_choice(problem, tp=2, pp=2, num_microbatches=2)
-    notes = " ".join(build_plan(problem, choice, predict=False).notes)
+    notes = " ".join(notes_of(problem, build_plan(problem, choice, predict=False)))
     assert word in notes.lower(), notes
 
 

@@ -21,7 +21,6 @@ from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.planner.across.mode_costs import ModeCosts
 from meshwright.planner.across.run_classes import kind_of_block, run_classes
 from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
-from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.problem.candidates import recomputable
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy
@@ -197,8 +196,7 @@ class RunCosts:
 
     def _is_alone(self, at: At) -> bool:
         link = self.problem.cluster.nodes[0].link
-        unit = sample_ranks_of(at.spot.model, at.variant)
-        one = replace(at.spot, samples=unit, dp=1, dp_levels=())
+        one = replace(at.spot, dp=1, dp_levels=())
         two = replace(one, dp=2, dp_levels=(Level(2, link),))
         layouts = self.layouts(at.spot.model, at.variant)
         return all(

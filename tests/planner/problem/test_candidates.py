@@ -1,5 +1,6 @@
 """Any plan in one line, legal; sizes that cannot be are refused with the nearest that can."""
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +12,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.verify import verify
 from meshwright.planner.problem.candidates import build_plan, even_cuts, uniform_choice
 from meshwright.planner.problem.schedule_tools import SCHEDULES
+from meshwright.planner.search.notes import notes_of
 from tests.planner.problems import cluster, mlp, problem, traced
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -41,7 +43,8 @@ def test_uniform_choices_are_legal_plans(model: str, name: str) -> None:
     plan = build_plan(asked, uniform_choice(asked, **PLANS[name]))
     assert verify(plan, graph, asked.cluster) == ()
     assert plan.predicted and plan.predicted.step_s > 0
-    assert all("whole on each rank" in n or "not used" in n for n in plan.notes)
+    notes = notes_of(asked, plan)
+    assert all("whole on each rank" in note or "not used" in note for note in notes)
 
 
 def test_uneven_replicas_share_the_batch() -> None:
@@ -84,5 +87,15 @@ def test_even_cuts() -> None:
 def test_batch_norms_are_noted() -> None:
     asked = problem(traced("resnet50"), cluster(2))
     plan = build_plan(asked, uniform_choice(asked, dp_replicate=2, num_microbatches=2))
-    assert "micro-batches change the result" in plan.notes[0]
-    assert "synchronised over dp" in plan.notes[1]
+    notes = notes_of(asked, plan)
+    assert "micro-batches change the result" in notes[0]
+    assert "synchronised over dp" in notes[1]
+
+
+def test_notes_tell_of_the_layouts_that_a_plan_has() -> None:
+    """Not of the usual ones of its mesh."""
+    asked = problem(traced("gpt2"), cluster(2))
+    plan = build_plan(asked, uniform_choice(asked, tp=2))
+    whole = replace(plan, layouts=tuple([replace(x, ops={}) for x in plan.layouts]))
+    counts = [sum("computed whole" in n for n in notes_of(asked, p)) for p in (plan, whole)]
+    assert counts == [0, len(list(asked.graph.distinct_blocks()))]
