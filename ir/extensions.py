@@ -54,9 +54,9 @@ class Files:
     def check(self, name: str, *also: str) -> None:
         """PlanError with the nearest key if `name` is none; `also` names what is legal besides."""
         if name not in self.names:
-            near = nearest(name, self.names)
-            known = ", ".join((*also, *self.names))
-            raise PlanError(f"no {self._what} {name!r}; nearest is {near!r} of {known}")
+            known = (*also, *self.names)
+            near = nearest(name, known)
+            raise PlanError(f"no {self._what} {name!r}; nearest is {near!r} of {', '.join(known)}")
 
     def load(self, name: str) -> Any:
         """The module of a key; PlanError with the nearest one if there is none."""

@@ -95,6 +95,7 @@ def test_a_batch_that_nobody_gave_is_said(tmp_path, capsys):
         ((*SEARCH, "--pin", "tp=7"), 3, "tp=7"),
         (("search", GPT2, "-c", "warp-drive:8"), 4, "h100-sxm"),
         (("search", GPT2, "-c", "h100:8"), 4, "nearest is 'h100-sxm'"),
+        (("search", GPT2, "-c", "locl:4"), 4, "nearest is 'local'"),
         ((*SEARCH, "--objective", "fastest"), 4, "throughput"),
         ((*SEARCH, "--objective", "cheapest"), 4, "price_per_hour"),
         ((*SEARCH, "--pin", "step<=1ns"), 3, "step<="),

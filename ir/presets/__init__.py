@@ -51,9 +51,9 @@ _MEMORY = {
 """Shares of memory bandwidth of a CPU process; assumptions."""
 
 
-def device(name: str) -> DeviceType:
-    """The device type of a preset; PlanError lists the names."""
-    _FILES.check(name)
+def device(name: str, *also: str) -> DeviceType:
+    """The device type of a preset; PlanError lists the names, and what is legal `also`."""
+    _FILES.check(name, *also)
     return DEVICES[name]
 
 

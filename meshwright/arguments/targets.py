@@ -13,6 +13,7 @@ from meshwright.arguments.hf_target import build_huggingface
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.presets import device
 from meshwright.ir.text.plain_text import shown
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _HF = re.compile(r"hf:(\w+)(\{.*\})?", re.DOTALL)
 _CODE = re.compile(r"[\w.]+:\w+")
+_LOCAL = "local"
+"""The machine that the process is on: so many devices of it."""
 _PRESET = re.compile(r"([\w.-]+):([0-9]{1,12})(?:x([0-9]{1,12}))?")
 
 
@@ -115,8 +118,9 @@ def preset_cluster(text: str) -> Cluster:
             "example local:4 or h100-sxm:8x8"
         )
     name, first, second = match[1], int(match[2]), match[3]
-    if name == "local":
+    if name == _LOCAL:
         return Cluster.local(first)
+    device(name, _LOCAL)
     if second is None:
         return Cluster.preset(name, num_nodes=1, devices_per_node=first)
     return Cluster.preset(name, num_nodes=first, devices_per_node=int(second))
