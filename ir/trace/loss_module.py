@@ -1,11 +1,12 @@
 """The training step as one module: model and loss function under one positional forward.
 
 The same convention serves tracing and running: a batch is a dict of keyword inputs, or a tuple of
-positional ones whose last goes to the loss function.
+positional ones. A loss function gets the output and the batch, of a tuple its last item; one that
+takes the output alone gets only that, and the model the whole batch.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -23,27 +24,76 @@ from meshwright.ir.trace.wide_losses import WideLosses, widened
 
 Batch = Any
 """A dict of keyword inputs, a tuple of positional ones, or one tensor; a dataclass, or another
-object with fields, is the dict of its fields."""
+object with fields, is the dict of its fields. Items may be dicts, lists and tuples in turn."""
 LossFn = Callable[..., torch.Tensor]
+_WITHIN = "."
+"""Between the names of an item and of what is inside it."""
 
 
 def flatten_batch(batch: Batch) -> dict[str, torch.Tensor]:
-    """The tensors of a batch by input name: keys or fields, or "0", "1", ... of a tuple."""
-    items = _items(batch)
-    for name, value in items.items():
-        if isinstance(value, Mapping | list | tuple) or _fields(value) is not None:
-            raise TraceError(
-                f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
-                "be tensors: put what is in it into the batch itself, under names of its own"
-            )
-        if not isinstance(value, torch.Tensor | None):
+    """The tensors of a batch by input name: keys or fields, or "0", "1", ... of a tuple; of what is
+    inside another item with its name before, as "features.ids"."""
+    found = dict(_leaves(_items(batch), ""))
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
             raise TraceError(
                 f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
                 "be tensors: fix other values with functools.partial or in the model's config"
             )
-        if value is not None:
-            check_tensor(f"input {name!r}", value, of_batch=True)
-    return {name: value for name, value in items.items() if value is not None}
+        check_tensor(f"input {name!r}", value, of_batch=True)
+    return found
+
+
+def _leaves(items: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    """Depth first; None stands for an input that is not there."""
+    for key, value in items.items():
+        name = f"{before}{key}"
+        if not isinstance(key, str) or _WITHIN in key:
+            raise TraceError(
+                f"input {name!r}: keys of a batch must be texts without {_WITHIN!r}, which stands "
+                "for what is inside of another item"
+            )
+        if isinstance(value, Mapping):
+            if any(str(inner).isdigit() for inner in value):
+                raise TraceError(
+                    f"input {name!r} has keys that are numbers; give them names, or make it a tuple"
+                )
+            yield from _leaves(value, f"{name}{_WITHIN}")
+        elif isinstance(value, list | tuple):
+            if type(value) not in (list, tuple):
+                raise TraceError(
+                    f"input {name!r} is a {type(value).__name__}: only dicts, lists and tuples "
+                    "may be inside a batch"
+                )
+            yield from _leaves({str(i): x for i, x in enumerate(value)}, f"{name}{_WITHIN}")
+        elif _fields(value) is not None:
+            raise TraceError(
+                f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
+                "be tensors: put what is in it into a dict, or into the batch itself"
+            )
+        elif value is not None:
+            yield name, value
+
+
+def nested_batch(named: Mapping[str, torch.Tensor]) -> dict[str, Any] | tuple[Any, ...]:
+    """The batch of which `flatten_batch` gives these tensors; lists come back as tuples."""
+    tree: dict[str, Any] = {}
+    for name, value in named.items():
+        *path, last = name.split(_WITHIN)
+        at = tree
+        for key in path:
+            at = at.setdefault(key, {})
+        at[last] = value
+    return _closed(tree)  # type: ignore[no-any-return]
+
+
+def _closed(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if node and all(key.isdigit() for key in node):
+        last = max(map(int, node))
+        return tuple([_closed(node.get(str(index))) for index in range(last + 1)])
+    return {key: _closed(value) for key, value in node.items()}
 
 
 def _items(batch: Batch) -> dict[str, Any]:
@@ -94,6 +144,7 @@ class TrainingStep(nn.Module):
         self.casts = ModuleCasts(copies) if copies else None
         self.model = model
         self.loss_fn = loss_fn
+        self._of_output = loss_fn is not None and takes_output_alone(loss_fn)
         self.names = tuple(names)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
@@ -103,15 +154,20 @@ class TrainingStep(nn.Module):
             return self._loss(tensors)
 
     def _loss(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        if all(name.isdigit() for name in self.names):
-            return self._positional(tensors)
-        batch = dict(zip(self.names, tensors, strict=True))
-        if self.loss_fn is None:
-            return find_loss(self.model(**self._cast(batch)))
-        accepted = keyword_names(self.model)
+        batch = nested_batch(dict(zip(self.names, tensors, strict=True)))
+        if isinstance(batch, tuple):
+            return self._positional(batch)
+        # What only a loss function reads is not for the model.
+        accepted = keyword_names(self.model) if self.loss_fn and not self._of_output else None
         read = {k: v for k, v in batch.items() if accepted is None or k in accepted}
         output = self.model(**self._cast(read))
-        return find_loss(self.loss_fn(self._wide(output), batch))
+        return self._lost(output, batch)
+
+    def _lost(self, output: Any, *batch: Any) -> torch.Tensor:
+        if self.loss_fn is None:
+            return find_loss(output)
+        given = () if self._of_output else batch
+        return find_loss(self.loss_fn(self._wide(output), *given))
 
     def _cast(self, given: Any) -> Any:
         """Inputs of the model: those with fractions in the dtype of its parameters."""
@@ -128,15 +184,38 @@ class TrainingStep(nn.Module):
             return output
         return map_tensors(partial(widened, casts, copies), output)
 
-    def _positional(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        if self.loss_fn is None:
-            return find_loss(self.model(*self._cast(tensors)))
-        if len(tensors) < 2:
+    def _positional(self, batch: tuple[Any, ...]) -> torch.Tensor:
+        if self.loss_fn is None or self._of_output:
+            return self._lost(self.model(*self._cast(batch)))
+        if len(batch) < 2:
             raise TraceError(
-                "a loss function needs a batch of at least two tensors, (input, target); got one"
+                "a loss function of output and target needs a batch of at least two tensors, "
+                "(input, target); got one. One that takes the output alone, loss_fn(output), "
+                "needs no target"
             )
-        output = self.model(*self._cast(tensors[:-1]))
-        return find_loss(self.loss_fn(self._wide(output), tensors[-1]))
+        return self._lost(self.model(*self._cast(batch[:-1])), batch[-1])
+
+
+def takes_output_alone(loss_fn: LossFn) -> bool:
+    """Whether a loss function gets the model's output and nothing else. TraceError where that
+    cannot be known: it takes a second argument that has a value already."""
+    try:
+        known = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+    except (TypeError, ValueError):
+        return False
+    kinds = inspect.Parameter
+    placed = [p for p in known.parameters.values() if p.kind is not kinds.KEYWORD_ONLY]
+    if any(p.kind is kinds.VAR_POSITIONAL for p in placed):
+        return False
+    placed = [p for p in placed if p.kind is not kinds.VAR_KEYWORD]
+    needed = sum(p.default is kinds.empty for p in placed)
+    if len(placed) > 1 and needed == 1 and placed[1].default is not None:
+        raise TraceError(
+            f"loss function: nobody can tell whether its second argument {placed[1].name!r}, which "
+            f"is {placed[1].default!r} by default, shall be the batch; put a * before it, or give "
+            "the batch's argument no default"
+        )
+    return len(placed) == 1
 
 
 def keyword_names(model: nn.Module) -> frozenset[str] | None:

@@ -12,7 +12,7 @@ from meshwright.codegen.one_process import run_local
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable, Stage
-from meshwright.ir.trace.loss_module import LossFn
+from meshwright.ir.trace.loss_module import LossFn, nested_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.data import first_samples
 from meshwright.runtime.check.difference import (
@@ -24,7 +24,6 @@ from meshwright.runtime.check.difference import (
 from meshwright.runtime.check.plain import Uncheckable, copied, plain_step
 from meshwright.runtime.check.short import cut, with_values
 from meshwright.runtime.job.weights import model_tensors
-from meshwright.runtime.step.batch import as_batch
 
 SAMPLES = 2
 
@@ -79,7 +78,9 @@ def _compared(
     wanted = plain_step(copied(twin), loss_fn, batch)
     if not wanted.is_finite:
         raise Uncheckable("the loss of plain PyTorch is not finite on the data of the check")
-    graph = trace(twin, as_batch(batch), loss_fn, global_batch_size=samples, kernels=plan.kernels)
+    graph = trace(
+        twin, nested_batch(batch), loss_fn, global_batch_size=samples, kernels=plan.kernels
+    )
     return first_difference(_emitted(graph, plan, source, batch), wanted, rounding(graph))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.comm.by_store import from_first
-from meshwright.ir.trace.loss_module import LossFn
+from meshwright.ir.trace.loss_module import LossFn, nested_batch
 from meshwright.runtime.check.difference import (
     StepOutcome,
     TensorDifference,
@@ -26,7 +26,6 @@ from meshwright.runtime.job.whole import (
     without_gradient,
     write_parameters,
 )
-from meshwright.runtime.step.batch import as_batch
 
 
 def check_plan(
@@ -67,7 +66,7 @@ def _stepped(
     job: Job, batch: Mapping[str, Tensor]
 ) -> tuple[StepOutcome, dict[str, Tensor], tuple[str, ...]]:
     """A step of the job; what rank 0 gets of it."""
-    loss = job.backward(as_batch(batch))
+    loss = job.backward(nested_batch(batch))
     job.sum_gradients()
     none = without_gradient(job)
     gradients = {fqn: None if fqn in none else whole.cpu() for fqn, whole in whole_gradients(job)}

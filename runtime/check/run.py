@@ -18,7 +18,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import copies_of
-from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
+from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch, nested_batch
 from meshwright.ir.trace.retrace import check_repeats
 from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import TensorDifference
@@ -26,7 +26,6 @@ from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
 from meshwright.runtime.check.undisturbed import give_back, same_draws
 from meshwright.runtime.job.weights import model_tensors
-from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.optimizer import OptimizerChoice
 from meshwright.runtime.world.world import rank
 
@@ -133,7 +132,7 @@ class Checking:
 
     def _repeats(self) -> None:
         """Whether the module does the same twice: on fake tensors, and on a few samples."""
-        inputs = as_batch(self._batch()) if self.given is None else self.given
+        inputs = nested_batch(self._batch()) if self.given is None else self.given
         size = self.plan.global_batch_size
 
         def twice() -> TensorDifference | str | None:

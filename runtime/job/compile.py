@@ -14,7 +14,7 @@ from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.styles import refuse_style
-from meshwright.ir.trace.loss_module import Batch, LossFn
+from meshwright.ir.trace.loss_module import Batch, LossFn, nested_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.run import Checking, wanted
 from meshwright.runtime.job.build import RankParts, build_rank
@@ -33,7 +33,6 @@ from meshwright.runtime.job.stale import check_fresh
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.record.resident import Residence, resident_bytes
 from meshwright.runtime.record.run_dir import begin
-from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.finite import Policy, check_policy
 from meshwright.runtime.step.optimizer import OptimizerChoice, make_optimizer
 from meshwright.runtime.step.planned_updates import as_one, check_planned, planned_choice
@@ -154,6 +153,6 @@ def _optimizer_of(
 
 def inputs_of(plan: Plan) -> Batch:
     """A batch of zeros of the shapes that the plan was made for."""
-    return as_batch(
+    return nested_batch(
         {i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype)) for i in plan.model.inputs}
     )

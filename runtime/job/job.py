@@ -16,7 +16,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
-from meshwright.ir.trace.loss_module import Batch, flatten_batch
+from meshwright.ir.trace.loss_module import Batch, flatten_batch, nested_batch
 from meshwright.runtime.check.run import SelfCheck
 from meshwright.runtime.checkpoint import beside, checkpoint
 from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
@@ -32,7 +32,7 @@ from meshwright.runtime.record.resident import Residence, resident_bytes
 from meshwright.runtime.record.run_dir import prepare, profiling, write
 from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
-from meshwright.runtime.step.batch import BatchCutter, as_batch
+from meshwright.runtime.step.batch import BatchCutter
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.step.finite import (
     Policy,
@@ -273,7 +273,7 @@ class Job:
 
     def shard(self, batch: Batch) -> Batch:
         """This rank's samples of a global batch, for `step(..., sharded=True)`."""
-        return as_batch(self._cutter.shard(batch))
+        return nested_batch(self._cutter.shard(batch))
 
     def save(self, folder: str | Path, scheduler: Any = None, *, keep: int = 1) -> Path:
         """Writes a checkpoint that any plan for this model can load; every rank calls it.

@@ -147,10 +147,3 @@ class BatchCutter:
             )
         if x.dtype is not getattr(torch, tensor.dtype):
             raise PlanError(f"batch input {name!r} is {x.dtype}, the plan expects {tensor.dtype}")
-
-
-def as_batch(values: Mapping[str, Tensor]) -> Batch:
-    """Named tensors in the form of the user's batch: a tuple if the names are numbers."""
-    if values and all(name.isdigit() for name in values):
-        return tuple(values[str(index)] for index in range(len(values)))
-    return dict(values)

@@ -1,16 +1,25 @@
 """A batch is tensors by name, whatever holds them; what is no tensor is refused in words."""
 
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only, tree_structure
 
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import TraceError
-from meshwright.ir.trace.loss_module import flatten_batch
+from meshwright.ir.trace.loss_module import flatten_batch, nested_batch, takes_output_alone
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone
 
 X, Y = torch.ones(2, 4), torch.zeros(2)
 
@@ -65,9 +74,14 @@ def test_a_tuple_is_inputs_by_place(batch: Any) -> None:
         (object(), "a batch is a object; it must be a dict of tensors"),
         (X.tolist, "a batch is a builtin_function_or_method"),
         ("text", "a batch is a str"),
-        ({"x": {"inner": X}}, "input 'x' is a dict; .* into the batch itself"),
         ({"x": Record(X, Y)}, "input 'x' is a Record; .* into the batch itself"),
-        ({"x": [X]}, "input 'x' is a list"),
+        ({"x": {"inner": Record(X, Y)}}, "input 'x.inner' is a Record"),
+        ({"x": Pair(X, Y)}, "input 'x' is a Pair: only dicts, lists and tuples"),
+        ({"x": {"inner": 3}}, "input 'x.inner' is a int; .* functools.partial"),
+        ({"x": {"0": X}}, "input 'x' has keys that are numbers"),
+        ({"x": {0: X}}, "input 'x' has keys that are numbers"),
+        ({"x.y": X}, "input 'x.y': keys of a batch must be texts without '.'"),
+        ({"x": {("a",): X}}, "keys of a batch must be texts"),
         ({"x": 3.0}, "input 'x' is a float; .* functools.partial"),
         ({"x": X.to_sparse()}, "input 'x' is a sparse tensor"),
         ({"x": torch.nested.nested_tensor([X, X[:1]])}, "input 'x' is a nested tensor"),
@@ -76,6 +90,108 @@ def test_a_tuple_is_inputs_by_place(batch: Any) -> None:
 def test_other_batches_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         flatten_batch(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "names"),
+    [
+        ({"x": X, "y": Y}, ["x", "y"]),
+        ((X, Y), ["0", "1"]),
+        ((X, None, Y), ["0", "2"]),
+        ({"x": {"a": X, "b": (X, {"c": Y})}, "y": Y}, ["x.a", "x.b.0", "x.b.1.c", "y"]),
+        (({"a": X, "b": Y}, Y), ["0.a", "0.b", "1"]),
+        ((X, (None, Y)), ["0", "1.1"]),
+    ],
+)
+def test_what_is_inside_an_item_comes_back_in_its_place(batch: Any, names: list[str]) -> None:
+    flat = flatten_batch(batch)
+    assert list(flat) == names
+    again = nested_batch(flat)
+    assert tree_structure(again) == tree_structure(batch) and flatten_batch(again) == flat
+
+
+class Two(nn.Module):
+    """Reads a dict and a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, given: dict[str, Tensor], more: tuple[Any, ...] = ()) -> Tensor:
+        found = self.left(given["a"]) - self.right(given["b"])
+        return found if not more else found * more[1][:, None]
+
+
+class Mean(nn.Module):
+    def forward(self, output: Tensor) -> Tensor:
+        return output.mean()
+
+
+def _doubled(tree: Any) -> Any:
+    return tree_map_only(Tensor, lambda x: x.double() + 0.5, tree)
+
+
+def _of_two(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target[:, None]).square().mean()
+
+
+def _of_batch(output: Tensor, batch: dict[str, Any]) -> Tensor:
+    return _of_two(output, batch["target"]["y"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss_fn", "wanted"),
+    [
+        (({"a": X, "b": X}, Y), _of_two, lambda m, y: _of_two(m({"a": X, "b": X}), y)),
+        (
+            ({"a": X, "b": X}, (None, Y + 2)), lambda output: output.square().mean(),
+            lambda m, _: m({"a": X, "b": X}, (None, Y + 2)).square().mean(),
+        ),
+        (
+            {"given": {"a": X, "b": X}, "target": {"y": Y}}, _of_batch,
+            lambda m, y: _of_two(m({"a": X, "b": X}), y),
+        ),
+        (
+            {"given": {"a": X, "b": X}, "more": (None, Y + 2)}, Mean(),
+            lambda m, _: m({"a": X, "b": X}, (None, Y + 2)).mean(),
+        ),
+    ],
+    ids=["pair", "output alone", "nested dict", "a module of the output"],
+)  # fmt: skip
+def test_a_job_trains_on_nested_batches(batch: Any, loss_fn: Any, wanted: Any) -> None:
+    torch.manual_seed(0)
+    model = Two().double()
+    batch = _doubled(batch)
+    plain = deepcopy(model)
+    loss = wanted(lambda *given: plain(*_doubled(given)), Y + 0.5)
+    loss.backward()
+    problem = make_problem(
+        trace(model, batch, loss_fn), Cluster.local(1), precision="fp64", optimizer="sgd"
+    )
+    plan = build_plan(problem, uniform_choice(problem), predict=False)
+
+    def train() -> tuple[float, list[Tensor]]:
+        job = compile_job(model, plan, optimizer="sgd", lr=0.5, loss_fn=loss_fn)
+        found = float(job.step(batch))
+        job.sync_to(model)
+        return found, [x.detach() for x in model.parameters()]
+
+    found, trained = alone(train)
+    assert found == pytest.approx(float(loss), rel=1e-12)
+    for own, other in zip(trained, plain.parameters(), strict=True):
+        torch.testing.assert_close(own, other.detach() - 0.5 * other.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_loss_function_is_given() -> None:
+    def two(output: Tensor, target: Tensor | None = None) -> Tensor: ...
+    def scaled(output: Tensor, scale: float = 2.0) -> Tensor: ...
+    def named(output: Tensor, *, scale: float = 2.0) -> Tensor: ...
+
+    assert not takes_output_alone(two) and not takes_output_alone(nn.CrossEntropyLoss())
+    assert not takes_output_alone(F.mse_loss) and not takes_output_alone(lambda *given: given[0])
+    assert takes_output_alone(named) and takes_output_alone(partial(scaled, scale=1.0))
+    with pytest.raises(TraceError, match=r"second argument 'scale', which is 2\.0 by default"):
+        takes_output_alone(scaled)
 
 
 class Special(Tensor):
