@@ -90,6 +90,11 @@ class BlockCost:
         return self.backward_input_s + self.backward_weight_s
 
     @property
+    def backward_bytes(self) -> int:
+        """Most at once in its backward beside what was saved."""
+        return self.workspace_bytes - self.eased_bytes
+
+    @property
     def _total_s(self) -> float:
         return self.forward_s + self.backward_s
 

@@ -190,7 +190,7 @@ class Walk(Trace):
             return found
         placed = [strategy.inputs[0] for strategy in step.strategies.values()]
         if any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
-            return of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype])
+            return max(found, of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype]))
         return found
 
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:

@@ -259,8 +259,7 @@ class StageMemory:
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
         found: list[_Rise] = []
-        # What was sent goes as its gradient comes, which is there as a message.
-        freed = 2 * self.border
+        freed = self.border  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
@@ -291,6 +290,8 @@ class StageMemory:
                     [group.run(index, block.workspace, block.one_op) for group in groups]
                 )
                 whole, moving = _sum(groups)
+            if index == len(self.blocks) - 1:  # the gradient that comes is there as a message
+                workspace = max(0, workspace - self.border)
             found.append((whole, -freed, gathered + moving, workspace))
             freed += block.saved
             for group in groups:
