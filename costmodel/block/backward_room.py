@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.block.reprice import OpStep, SavedKey
-from meshwright.costmodel.ops.op_classes import OpClass
+from meshwright.ir.cluster.device import OpClass
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> int:
