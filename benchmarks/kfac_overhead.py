@@ -6,14 +6,16 @@ A perceptron trains as jobs of plans that differ in `sync` alone: plain; K-FAC t
 with what it has; that makes factors in each step; and inverses too; with owners (zero 1) and with
 inverses sent to all (zero 0). All jobs are in the same processes and take turns, step by step. What
 K-FAC adds is what its step takes longer than the plain one, each the shortest fifth of its turns at
-most, as other work on the machine makes single steps longer and none shorter. `predicted`
-is the same of `plan.predicted`, on a cluster as it is measured first, once it is quiet. What other
-work there is (the load) is printed before and after.
+most, as other work on the machine makes single steps longer and none shorter. `busy` is what
+all ranks' processors were busy with in a step, shared out over the cores: a step takes that and
+what it waits. `told` is the same of `plan.predicted`, on a cluster as it is measured first,
+once it is quiet. What other work there is (the load) is printed before and after.
 """
 
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,30 +95,40 @@ def plans(sizes: Sizes, cluster: Cluster) -> dict[str, Plan]:
     return found
 
 
-def measured(sizes: Sizes, made: dict[str, Plan], turns: int) -> dict[str, list[float]]:
-    """Seconds of the steps of each job, turn by turn; every rank calls it."""
+Turn = tuple[float, float]
+"""Seconds of a step by the clock, and of this rank's processors."""
+
+
+def measured(sizes: Sizes, made: dict[str, Plan], turns: int) -> dict[str, list[Turn]]:
+    """The steps of each job, turn by turn; every rank calls it."""
     data = batch(sizes)
     jobs = {
         name: compile_job(Perceptron(sizes), plan, lr=0.01, device="cpu", check=False,
                           example_inputs=data)
         for name, plan in made.items()
     }  # fmt: skip
-    found: dict[str, list[float]] = {name: [] for name in jobs}
+    found: dict[str, list[Turn]] = {name: [] for name in jobs}
     for turn in range(turns + 2):
         for name, job in jobs.items():
             torch.distributed.barrier()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             job.step(data)
             if turn >= 2:  # the first make all that later ones may not
-                found[name].append(time.perf_counter() - began)
+                took = time.perf_counter() - began, time.process_time() - busy
+                found[name].append(took)
     for job in jobs.values():
         job.close()
     return found
 
 
-def quiet_ms(seconds: list[float]) -> float:
+def quiet_ms(seconds: Sequence[float]) -> float:
     """Milliseconds within which a fifth of the steps were done."""
     return 1e3 * sorted(seconds)[len(seconds) // 5]
+
+
+def busy_ms(ranks: Sequence[Sequence[Turn]], cores: int) -> float:
+    """The same of what all processors do in a step, shared out over the cores."""
+    return quiet_ms([sum([busy for _, busy in turn]) / cores for turn in zip(*ranks, strict=True)])
 
 
 def main() -> None:
@@ -128,17 +140,21 @@ def main() -> None:
     sizes = Sizes(given.width, given.layers, given.batch)
     before, pace = os.getloadavg()[0], pace_s()
     made = plans(sizes, measure_local(RANKS))
-    took = run_ranks(RANKS, measured, sizes, made, given.turns, timeout_s=1500)[0]
-    table = Table("job", "step, ms", "predicted", "added", "predicted", "off")
+    took = run_ranks(RANKS, measured, sizes, made, given.turns, timeout_s=1500)
+    cores = min(RANKS, len(os.sched_getaffinity(0)))
+    step_ms = {name: quiet_ms([s for s, _ in took[0][name]]) for name in made}
+    processor_ms = {name: busy_ms([own[name] for own in took], cores) for name in made}
+    heads = ("step, ms", "busy", "told", "added", "busy", "told", "off")
+    table = Table("job", *heads)
     for name, plan in made.items():
         level = name.split(":")[0]
         assert plan.predicted and made[level].predicted
-        step, told = quiet_ms(took[name]), 1e3 * plan.predicted.step_s
-        cells = [f"{step:.1f}", f"{told:.1f}"]
+        step, told = step_ms[name], 1e3 * plan.predicted.step_s
+        cells = [f"{step:.1f}", f"{processor_ms[name]:.1f}", f"{told:.1f}"]
         if name != level:
-            added = step - quiet_ms(took[level])
+            added, busy = step - step_ms[level], processor_ms[name] - processor_ms[level]
             more = told - 1e3 * made[level].predicted.step_s
-            cells += [f"{added:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}"]
+            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}"]
         table.add_row(name, *cells)
     Console().print(table)
     print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after (with four processes); a loop "

@@ -51,7 +51,7 @@ class StackMemory:
     tensor beside them."""
     split_loss_bytes: int = 0
     """Most per logit in a loss's backward, beside what it has kept, where ranks share the classes;
-    0: as our runtime."""
+    0: twice the logits, as where they do not. Ours has three of four bytes."""
     late: LateFrees | None = None
     draws_again: bool = False
     """Kernels of dropout on GPUs draw again in the backward: they keep no masks."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from meshwright.costmodel.block.backward_room import backward_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.price_ops import GraphFacts, PricedOp, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
@@ -81,10 +82,17 @@ class BlockCost:
     """What its forward leaves to the device once the CPU has dispatched all of it."""
     freed_bytes: int = 0
     """Of what the block makes, what is there until it has run, as after that it is held in less."""
+    eased_bytes: int = 0
+    """By which its backward needs less than `workspace_bytes` beside what was saved."""
 
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def backward_bytes(self) -> int:
+        """Most at once in its backward beside what was saved."""
+        return self.workspace_bytes - self.eased_bytes
 
     @property
     def _total_s(self) -> float:
@@ -257,6 +265,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         param_shapes=tuple([walk.shape(n, walk.placed[n]) for n in block.params]),
         summed_over=tuple([_summed_over(walk.placed[name]) for name in block.params]),
         workspace_bytes=walk.workspace,
+        eased_bytes=max(0, walk.workspace - backward_room(walk, saved, block.outputs)),
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,

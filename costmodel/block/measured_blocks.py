@@ -47,6 +47,7 @@ def measured_cost(
         split_s=max(0.0, halves - whole - accumulate) if halves else 0.0,
         saved_bytes=max(0, record.saved_bytes - sum(cost.saved_outputs)),
         workspace_bytes=record.workspace_bytes,
+        eased_bytes=0,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

@@ -73,6 +73,8 @@ class Walk(Trace):
     tape: Tape = field(default_factory=list)
     """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
+    rooms: list[tuple[int, int]] = field(default_factory=list)
+    """Of each op: bytes beside its operands, and the least that its backward has at once."""
     flops: float = 0.0
     trail: list["PricedOp | PricedMove"] = field(default_factory=list)
     """All ops and conversions that were priced, in order."""
@@ -159,13 +161,15 @@ class Walk(Trace):
         for index in step.read_again:
             self._compute(gradient_sum(local.inputs[index].nbytes, self.site.device))
         self.flops += local.flops
+        beside = least = 0
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
-            operands += sum([elements[value] * width for value, width in step.gathered])
-            operands += inside_bytes(local, at_once=True)
-            at_once = max(operands + local.output_bytes, self._loss_bytes(step, local))
-            self.workspace = max(self.workspace, at_once)
+            beside = sum([elements[value] * width for value, width in step.gathered])
+            beside += inside_bytes(local, at_once=True)
+            least = self._loss_bytes(step, local)
+            self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
+        self.rooms.append((beside, least))
         self._save(step, share)
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
@@ -186,7 +190,7 @@ class Walk(Trace):
             return found
         placed = [strategy.inputs[0] for strategy in step.strategies.values()]
         if any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
-            return of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype])
+            return max(found, of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype]))
         return found
 
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:

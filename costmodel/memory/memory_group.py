@@ -167,10 +167,10 @@ class BackwardGradients:
             found += self._group.exchange.sent(send, nbytes) * (1 + got)
         return ceil(found)
 
-    def run(self, index: int, nbytes: int) -> int:
+    def run(self, index: int, nbytes: int, one_op: int) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, where
         gradients are added to those that are there. The op that makes the largest gradient is taken
-        to have half of the most that any op of the block has."""
+        to have half of the most that any op of the block has (`one_op`)."""
         if self._grows:
             own = self._group.gradients[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
@@ -181,8 +181,10 @@ class BackwardGradients:
             return nbytes
         if self._adds:
             made = ceil(self._group.exchange.read * self._group.gradients[index])
-            return max(nbytes, nbytes // 2 + made)
-        more = nbytes // 2 + self._group.largest[index]
+            # Where there are none to which to add, wide ones come when the block has run.
+            later = ceil(self._made * self._group.gradients[index]) if self._grows else 0
+            return max(made, max(nbytes, one_op // 2 + made) - later)
+        more = one_op // 2 + self._group.largest[index]
         return more if more > nbytes else nbytes
 
     def opened(self) -> None:

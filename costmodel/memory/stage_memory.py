@@ -78,6 +78,8 @@ class BlockMemory:
     """Most at once in forward beside what earlier blocks saved; at least `saved`."""
     workspace: int
     """Most at once in backward beside what is saved."""
+    one_op: int
+    """Of that, operands and results of one op at most, while all that is saved is there."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
 
@@ -151,7 +153,7 @@ class StageMemory:
     @cached_property
     def halving(self) -> Bytes:
         """Most within the first half of a backward, beside the same."""
-        return Bytes(workspace=max([b.workspace for b in self.blocks], default=0))
+        return Bytes(workspace=max([b.one_op for b in self.blocks], default=0))
 
     @property
     def kept_saved(self) -> int:
@@ -257,7 +259,7 @@ class StageMemory:
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
         found: list[_Rise] = []
-        freed = 0
+        freed = self.border  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
@@ -281,11 +283,15 @@ class StageMemory:
                 for group in groups if not self.prefetch else ():
                     group.opened()
             if one:
-                workspace = one.run(index, block.workspace)
+                workspace = one.run(index, block.workspace, block.one_op)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, block.workspace) for group in groups])
+                workspace = max(
+                    [group.run(index, block.workspace, block.one_op) for group in groups]
+                )
                 whole, moving = _sum(groups)
+            if index == len(self.blocks) - 1:  # the gradient that comes is there as a message
+                workspace = max(0, workspace - self.border)
             found.append((whole, -freed, gathered + moving, workspace))
             freed += block.saved
             for group in groups:

@@ -49,15 +49,20 @@ class Overheads:
     device: DeviceType
 
     def work_s(self, moved: float, flops: float, calls: float, *, thin: bool = True) -> float:
-        """Seconds of so many kernels that move so many bytes and multiply matrices; `thin`: one of
-        which has few columns: memory limits them, or arithmetic."""
+        """Seconds of so many kernels that multiply matrices, and read and write so many bytes for
+        it. `thin`: one matrix has few columns, and memory limits them, or arithmetic; others take
+        what their class takes (`formulas.kernel_s`)."""
         device = self.device
         curve = curve_of(OpClass.MATMUL, device)
         slow = CPU_THIN if thin and device.kind == "cpu" else 1.0
         rate = device.peak("float32") * curve.share * slow
         arithmetic = flops / rate if flops else 0.0
         each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
-        return max(self.copy_s(moved), arithmetic) + calls * each
+        moving = self.copy_s(moved)
+        if thin or not flops:
+            return max(moving, arithmetic) + calls * each
+        busy: float = (arithmetic**4 + moving**4) ** 0.25
+        return busy + curve.packing * moving + calls * each
 
     @property
     def piece_s(self) -> float:

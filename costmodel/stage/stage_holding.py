@@ -125,12 +125,14 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
         key = id(cost), saved, before
         moved = cost.moved_bytes * on_device
         if key not in known:
+            one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
             known[key] = BlockMemory(
                 saved=saved,
                 # Part of an op's operands and results is what it saves. What is offloaded is there
                 # while its block runs, and while the next one does.
                 forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
-                workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
+                workspace=one_op - cost.eased_bytes,
+                one_op=one_op,
                 halved=cost.halved_bytes,
             )
         found.append(known[key])

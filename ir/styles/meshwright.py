@@ -8,6 +8,6 @@ STYLE = Style(
     libraries=2026,
     kernels="auto",
     pins=(),
-    memory=StackMemory(draws_again=True),
+    memory=StackMemory(draws_again=True, split_loss_bytes=12),
     reference="runtime/, and constraints.txt for the libraries",
 )

@@ -111,7 +111,7 @@ class Rewrite:
     unit: Unit
     at: Event
     moved: float
-    """Bytes per byte of the unit."""
+    """Bytes per byte of the unit; with `flops` what these products read and write."""
     flops: float = 0.0
     """Of products of matrices, per byte of the unit."""
     calls: float = 0.0

@@ -29,10 +29,10 @@ begin to send, and to send a value, as numbers of multiplications that a rank do
 EIGEN_TIMES = 3.5
 """What finding eigenvalues and eigenvectors of a matrix takes, in times of inverting it: 3 to 4
 where `base_work` was measured."""
-PANEL = 400
+PANEL = 300
 """Rows of a matrix that are inverted as slowly as all others together, as each waits for those
-before: inverses took 5.6 to 1.05 times a product of matrices of 64 to 1,536 rows (float32, one core
-of a 2-core AMD EPYC, torch 2.13, 2026-11-25). GPUs have more of such rows."""
+before: inverses took 5.4 to 1.4 times a product of matrices of 64 to 1,024 rows (float32, four
+processes on two cores of an AMD EPYC, torch 2.13, 2026-11-27). GPUs have more of such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,11 @@ class KfacSettings:
             return 0.0
         values = size * size + size if self.eigen else size * (size + 1) / 2
         return self.told.number("message") + self.told.number("value") * values
+
+
+def base_values(size: int, *, eigen: bool) -> float:
+    """Returns how many values that product reads and writes."""
+    return 3.0 * base_work(size, eigen=eigen) / size
 
 
 def base_work(size: int, *, eigen: bool) -> float:

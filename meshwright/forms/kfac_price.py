@@ -7,16 +7,20 @@ from math import prod
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Axis, Event, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.factors import base_size, message_size
-from meshwright.forms.kfac_layout import KfacLayers, KfacSettings, base_work
+from meshwright.forms.kfac_layout import KfacLayers, KfacSettings, base_values, base_work
 from meshwright.forms.placing import ALL
 from meshwright.ir.layout.conversions import Primitive
 
 _FLOPS = 2.0
 """Of a multiplication and its addition."""
-_FOLDED, _TAKEN, _SENT_BASES = 6, 16, 16
+_FOLDED, _TAKEN, _SENT_BASES = 10, 17, 16
 """Bytes that move per byte of a message: to make it of a matrix; to make a matrix of it, and add
-that to a mean; to do both with a base. Those of matrices that are turned count more, as they take
-longer: with 513 rows 0.09, 0.23 and 0.3 ms, where copies moved 18 GB/s (as `PANEL`)."""
+that to a mean; to do both with a base. Those that are turned or cut along a diagonal count more, as
+they take longer: within steps of four processes 0.24, 0.4 and 0.37 ms of a message of 526 kB, where
+copies moved 24 GB/s (as `PANEL`)."""
+_STEPPED, _CLIPPED = 8, 4
+"""Values that move per value of a gradient beside products: to add the bias's column, scale the
+gradient and put it where it is stepped; to find how long the step is."""
 _CALLS_OF_READ, _CALLS_OF_GRADIENT = 6, 5
 """Ops of torch's that a layer takes for each factor and message beside its products."""
 _CALLS_OF_BASE, _CALLS_OF_LAYER = 5, 14
@@ -37,6 +41,10 @@ class _OwnersWork:
     """Values of bases that go among them."""
     made: float
     """Of those the most that one of them makes."""
+    multiplied: float
+    """Values that products read and write, of the same rank as `flops`."""
+    stepped: float
+    """Values of its layers' gradients."""
 
 
 def priced(
@@ -103,7 +111,11 @@ def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -
         base_work(n, eigen=told.eigen) for n, m in zip(dims, makers.of, strict=True) if m == ALL
     ])  # fmt: skip
     made = (alone + max(makers.loads)) / told.every("inv_update_steps")
-    products = sum([o * o * c + o * c * c for c, o in layers]) * (2 if told.eigen else 1)
+    times = 2 if told.eigen else 1
+    products = sum([o * o * c + o * c * c for c, o in layers]) * times
+    operands = sum([o * o + 4 * o * c + c * c for c, o in layers]) * times
+    whole = sum([base_work(n, eigen=told.eigen) for n in dims])
+    of_bases = sum([base_values(n, eigen=told.eigen) for n in dims])
     extra = sum(dims) if told.eigen else 0
     sizes = [0.0] * workers
     for n, maker in zip(dims, makers.of, strict=True):
@@ -115,6 +127,8 @@ def _work(told: KfacSettings, layers: Sequence[tuple[int, int]], workers: int) -
         sums=float(sum([message_size(n) for n in dims])),
         sent=sum(sizes),
         made=max(sizes),
+        multiplied=operands + (of_bases * made / whole if whole else 0.0),
+        stepped=float(sum([c * o for c, o in layers])),
     )
 
 
@@ -146,19 +160,27 @@ def _rows(
     layers, tensors = len(found.layers), len(shapes)
     pairs = list(zip(rows, found.layers, strict=True))
     squares = [sum([n * pair[at] ** 2 for n, pair in pairs]) for at in (0, 1)]
+    # What is read is copied beside a column of ones, and a sum read and written.
+    operands = [
+        sum([times * n * pair[at] + 2 * pair[at] ** 2 for n, pair in pairs])
+        for at, times in ((0, 3), (1, 1))
+    ]
+    nbytes_each = nbytes / sum([prod(x.shape) for x in shapes])
     primitive = Primitive.REDUCE_SCATTER if shared_out else Primitive.ALL_REDUCE
     axis: Axis = "dp_shard" if shared_out else "dp"
     among: Axis = "dp_replicate" if shared_out else "dp"
     last = {
-        "reads": (Event.LAST_FORWARD, _CALLS_OF_READ, squares[0]),
-        "factors": (Event.AFTER_LAST, _CALLS_OF_GRADIENT, squares[1]),
+        "reads": (Event.LAST_FORWARD, _CALLS_OF_READ, squares[0], operands[0]),
+        "factors": (Event.AFTER_LAST, _CALLS_OF_GRADIENT, squares[1], operands[1]),
     }
-    for share, (at, calls, flops) in last.items():
+    for share, (at, calls, flops, values) in last.items():
         yield Rewrite(
-            what="gradients", unit="bucket", at=at, moved=_FOLDED * stated[share] / every,
-            flops=_FLOPS * flops / nbytes / every, thin=False,
+            what="gradients", unit="bucket", at=at, thin=False,
+            moved=values * nbytes_each / nbytes / every, flops=_FLOPS * flops / nbytes / every,
             calls=calls * layers / tensors / every,
         )  # fmt: skip
+        yield Rewrite(what="gradients", unit="bucket", at=at,
+                      moved=_FOLDED * stated[share] / every)  # fmt: skip
         yield Send(what="gradients", unit="bucket", at=at, until=Event.END, share=share,
                    every=every, primitive=primitive, axis=axis)  # fmt: skip
     end = Send(what="gradients", unit="bucket", at=Event.END, until=Event.END,
@@ -171,11 +193,17 @@ def _rows(
     if "length" in stated:
         yield replace(end, axis=axis, share="length", joint=True)
     of_rank = layers / len(own)
+    busiest = max(own, key=lambda work: work.flops)
+    stepped = (_STEPPED + _CLIPPED * told.clips) * max(work.stepped for work in own)
+    yield Rewrite(
+        what="gradients", unit="bucket", at=Event.END,
+        moved=_TAKEN * (stated["reads"] + stated["factors"]) / len(own) / every
+        + (_SENT_BASES * stated["bases"] / len(own) / inverted if "bases" in stated else 0.0)
+        + stepped * nbytes_each / nbytes,
+    )  # fmt: skip
     yield Rewrite(
         what="gradients", unit="bucket", at=Event.END, thin=False,
-        moved=_TAKEN * (stated["reads"] + stated["factors"]) / len(own) / every
-        + (_SENT_BASES * stated["bases"] / len(own) / inverted if "bases" in stated else 0.0),
-        flops=max(work.flops for work in own) / nbytes,
+        moved=busiest.multiplied * nbytes_each / nbytes, flops=busiest.flops / nbytes,
         calls=(2 * _CALLS_OF_BASE * of_rank / inverted + _CALLS_OF_LAYER * of_rank) / tensors,
     )  # fmt: skip
     yield Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="kept")

@@ -266,7 +266,7 @@ class RunCosts:
             forward_s,
             backward_s,
             self.of(inside) + prelude_bytes,
-            self.of(highest([c.workspace_bytes for c in every])),
+            self.of(highest([c.backward_bytes for c in every])),
         )
 
     def _prelude(self, at: At) -> tuple[float, float]:

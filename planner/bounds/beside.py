@@ -121,4 +121,5 @@ def _least(costs: list[BlockCost]) -> BlockCost:
         no_grad_s=min(again),
         saved_bytes=min(cost.saved_bytes for cost in costs),
         workspace_bytes=min(cost.workspace_bytes for cost in costs),
+        eased_bytes=max(cost.eased_bytes for cost in costs),
     )

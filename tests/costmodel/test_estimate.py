@@ -15,7 +15,7 @@ from meshwright.costmodel.simulate import compiled_schedule, run_ahead, simulate
 from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.simulate.timeline import Ran, Times
 from meshwright.costmodel.stage import stage_model
-from meshwright.costmodel.stage.placement import slowdown, step_cores
+from meshwright.costmodel.stage.placement import slowdown, stage_costs, step_cores
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
@@ -51,6 +51,19 @@ def test_one_rank() -> None:
     assert memory.inputs_bytes == BATCH * WIDTH * 4
     assert found.peak_bytes == memory.used_bytes == memory.tensor_bytes
     assert memory.total_bytes - memory.used_bytes == CLUSTER.device(0).reserved_bytes
+
+
+def test_a_backward_has_gradients_on_their_way_less_what_has_gone() -> None:
+    """By hand: as fc2 runs backward there are the gradients of g, of y, and, but for the first
+    layer, of what goes round; as gelu does, there are two more of HIDDEN, and g has gone."""
+    made = plan(CLUSTER)
+    tables = CostTables(mlp(), CLUSTER, made.precision)
+    first, *others = stage_costs(tables, made, 0).cost.blocks
+    assert first.backward_bytes == 4 * 4 * (HIDDEN + WIDTH)
+    assert {x.backward_bytes for x in others} == {4 * 4 * (HIDDEN + 2 * WIDTH)}
+    assert {x.workspace_bytes for x in (first, *others)} == {4 * 4 * 2 * HIDDEN}
+    again = first.recomputed()
+    assert again.backward_bytes == first.backward_bytes + first.saved_bytes
 
 
 def test_pipeline_splits_parameters_and_sends() -> None:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 import meshwright as mw
 from meshwright.cli.search import Allow
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.forms.sync import changes, chosen, for_tables, ladder
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
@@ -142,3 +144,9 @@ def test_what_they_compute_has_a_price() -> None:
         assert of.work_s(1e6, 0.0, 0) == of.copy_s(1e6) < of.work_s(1e6, 1e12, 0)
         assert of.work_s(0, 2e12, 0) == pytest.approx(2 * of.work_s(0, 1e12, 0))
         assert of.work_s(1e6, 0.0, 9) > of.work_s(1e6, 0.0, 0)
+    # Thick products take what their class takes on such operands.
+    edge = 512
+    work = KernelWork(OpClass.MATMUL, "float32", 2.0 * edge**3, 12.0 * edge**2)
+    thick_s = of.work_s(work.nbytes, work.flops, 0, thin=False)
+    packing_s = curve_of(OpClass.MATMUL, kind).packing * of.copy_s(work.nbytes)
+    assert thick_s == pytest.approx(kernel_s(work, kind) + packing_s)

@@ -107,8 +107,9 @@ def test_less_memory_for_more_time() -> None:
     everything = predicted("a100-40", {"*": "recompute"})
     assert keep.step_s < selective.step_s < full.step_s
     assert keep.peak_bytes > selective.peak_bytes > full.peak_bytes
-    # All ops one by one are the block as a whole, but for what need not run.
-    assert everything.peak_bytes == pytest.approx(full.peak_bytes, rel=0.01)
+    # All ops one by one are the block as a whole, but for what need not run, and for what stays
+    # until the backward ends, which of a whole block goes op by op.
+    assert full.peak_bytes <= everything.peak_bytes < 1.02 * full.peak_bytes
     assert selective.step_s < everything.step_s <= full.step_s
     assert selective.breakdown and full.breakdown
     assert 0 < selective.breakdown.recompute_s < full.breakdown.recompute_s
@@ -158,7 +159,7 @@ def test_what_is_held_in_less_is_whole_while_its_block_runs(
     assert now.backward_s == pytest.approx(kept.backward_s + more_s) and now.again_s == 0
     first, second = (model.memory.blocks[index] for model in models)
     assert second.saved == first.saved - freed and second.forward == first.forward
-    assert second.workspace == first.workspace + freed
+    assert second.workspace == first.one_op + freed
 
 
 def test_copies_hide_behind_computing() -> None:

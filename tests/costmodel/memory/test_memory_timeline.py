@@ -15,7 +15,7 @@ from meshwright.forms.sync import exchange
 from meshwright.ir.plan.schedule import parse_schedule
 from meshwright.planner.problem.schedule_tools import make_schedule
 
-BLOCK = BlockMemory(saved=10, forward=12, workspace=5)
+BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5)
 COST = StageTimes(forward_s=1.0, backward_s=2.0, backward_input_s=1.0, backward_weight_s=1.0)
 
 
@@ -59,9 +59,10 @@ def test_flat_gradients_are_always_there() -> None:
 
 
 def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
-    """4 bytes per micro-batch on its way out, besides room for two messages each way."""
+    """4 bytes per micro-batch on its way out, besides room for two messages each way; the gradient
+    is one of these, and what was sent goes as it comes."""
     found = totals(("0F0 0B0", "1F0 1B0"), stage(1, border=4), stage(1, entry=4))
-    assert found == [8 + 12, 8 + 14, 8 + 4 + 10 + 5 + 100, 8 + 100]
+    assert found == [8 + 12, 8 + 14, 8 - 4 + 10 + 5 + 100, 8 + 100]
 
 
 def test_level_1_packs_gradients_flat() -> None:
