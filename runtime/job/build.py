@@ -135,8 +135,8 @@ def build_rank(
         sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
         if exchange_of(stage).apart:
             comm.apart = _own_samples(stage, lines[index])
-            names = [name for name in changed(graph) if name in tensors[index]]
-            sync.take_buffers([tensors[index][name] for name in names])
+            here = tensors[index]
+            sync.take_buffers([here[name] for name in changed(graph) if name in here])
         if copies:
             fill_stepped(sync.held, source)
         comm.rows_here = sync.rows_here
