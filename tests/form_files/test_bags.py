@@ -99,13 +99,15 @@ def _each(cases: list[tuple[Plan, dict[str, Any], str]]) -> Any:
     return [trained(*case) for case in cases]
 
 
-@pytest.mark.parametrize("kind", ["given", "ended"])
-def test_given_bags_are_cut_by_samples(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "forms"), [("given", tuple(FORMS)), ("ended", ("dense", "owned"))]
+)
+def test_given_bags_are_cut_by_samples(kind: str, forms: tuple[str, ...]) -> None:
     """Of any lengths, some empty, as many ids as each batch has, under every form: over replicas
     and micro-batches."""
     last = kind == "ended"
     of_bags = {"mode": "sum" if last else "mean", "include_last_offset": last}
-    cases = [(plan_of(of_bags, kind, forms, ranks=3), of_bags, kind) for forms in FORMS]
+    cases = [(plan_of(of_bags, kind, each, ranks=3), of_bags, kind) for each in forms]
     dry = dry_run(cases[0][0], trace(model(of_bags), batch(0, kind)))
     assert dry.ranks and not dry.findings
     wanted = alone(plain, of_bags, kind, "adamw")

@@ -284,6 +284,7 @@ def test_bytes_of_late_rows(form: str, answer: int, numbers: int) -> None:
         assert {name: both[0] for name, both in counted[rank].items()} == table
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("form", "answer", "numbers", "marks"),
     [("late_rows", 1, 2 * 8, ROWS // 2), ("late_columns", 0, 4 * 8, ROWS),
