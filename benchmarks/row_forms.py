@@ -12,7 +12,7 @@ Beside packed rows stands what S2 Reducer's abstract says of its sketches.
 
 Then, random tables, batches and frequencies on a wire so slow that nothing else counts: how often
 the plan with the shortest predicted step has the form that sends least by these formulas (within 2
-percent).
+percent, and 200 bytes, which go while a step computes).
 """
 
 import argparse
@@ -36,6 +36,8 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 
 STEPS = 20
+_BANDWIDTH, _COMPUTING_S = 1e5, 2e-3
+"""Of the slow wire, the slowest that a cluster may have; and of a step of the small model on it."""
 S2_BYTES, S2_TIMES = 0.19, 1.8
 """Of the bytes of sparse gradients, and times as fast: five models (Ge et al. 2021)."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -71,12 +73,16 @@ def case(seed: int) -> tuple[dict[str, float], dict[str, float]]:
     """Predicted seconds of a step and bytes sent by each form, of a random table."""
     draw = np.random.default_rng(seed)
     rows, width = int(draw.integers(1_000, 60_000)), int(draw.integers(1, 64))
-    ranks, samples = int(draw.choice([2, 4, 8])), 8 * int(draw.integers(1, 400))
+    ranks, samples = int(draw.choice([2, 4, 8])), 64 * int(draw.integers(1, 50))
     counts = RowCounts(zipf=float(draw.uniform(0.3, 1.6)))
     cluster = Cluster.preset("v100-16", num_nodes=ranks, devices_per_node=1)
     assert cluster.between_nodes
     wire = replace(
-        cluster.between_nodes, bandwidth_bytes_per_s=1e5, latency_s=0.0, launch_s=0.0, curves=()
+        cluster.between_nodes,
+        bandwidth_bytes_per_s=_BANDWIDTH,
+        latency_s=0.0,
+        launch_s=0.0,
+        curves=(),
     )
     problem = make_problem(
         trace(_One(rows, width), (torch.zeros(samples, dtype=torch.int64),)),
@@ -95,9 +101,10 @@ def case(seed: int) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def is_least(steps: dict[str, float], sent: dict[str, float]) -> bool:
-    """Whether the form of the shortest step sends least, within 2 percent."""
-    best = min(steps, key=steps.__getitem__)
-    return steps.keys() == sent.keys() and sent[best] <= 1.02 * min(sent.values())
+    """Whether the form of the shortest step sends least, within 2 percent, and what goes while a
+    step computes, which late forms hide."""
+    best, most = min(steps, key=steps.__getitem__), 1.02 * min(sent.values())
+    return steps.keys() == sent.keys() and sent[best] <= most + _COMPUTING_S * _BANDWIDTH
 
 
 def library_tokens() -> np.ndarray:
@@ -134,7 +141,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=2048)
     given = parser.parse_args()
-    ids, out = library_tokens(), Console()
+    ids, out = library_tokens(), Console(width=180)
     out.print(f"{len(ids):,} tokens, {int(ids.max()) + 1:,} words, width {given.width}")
     table: Table | None = None
     for ranks in (4, 8, 16):

@@ -27,6 +27,7 @@ from meshwright.costmodel.stage.early_recompute import early_models
 from meshwright.costmodel.stage.late import lagging_s, unhidden_s
 from meshwright.costmodel.stage.placement import (
     StageCosts,
+    axis_ranks,
     slowdown,
     stage_costs,
     step_cores,
@@ -189,8 +190,9 @@ def _totals_s(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> fl
     if not found:
         return 0.0
     last = costs[-1]
+    levels = tables.levels(axis_ranks(plan.stages[-1], "dp"))
     again = plan.num_microbatches * len(layout.ops) * last.device.overhead_s
-    return again + found * collective_time(Primitive.ALL_REDUCE, 8, last.spot.dp_levels)
+    return again + found * collective_time(Primitive.ALL_REDUCE, 8, levels)
 
 
 def _is_total(ops: Mapping[str, str]) -> bool:

@@ -96,6 +96,9 @@ class Comm:
         self.tap: Tap = _no_tap
         """Of a layer in `block`: number of its weight among the block's parameters, what it made,
         what it read, and its window."""
+        self.apart: tuple[int, int] | None = None
+        """Samples of a micro-batch that the replica has along dp_shard, and those that all have,
+        where replicas train alone; None: they do not."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
         self.number = next(_NUMBERS)
         """By which operators of torch, which take no objects, find it."""
@@ -104,6 +107,14 @@ class Comm:
     def line(self, axis: str) -> Line:
         """The ranks along an axis; an axis that the mesh lacks has one rank."""
         return self._lines.get(axis) or Alone()
+
+    def of_replica(self, axes: tuple[str, ...], count: int) -> tuple[tuple[str, ...], int]:
+        """Axes over which samples lie, and how many elements they have together: those of the
+        replica, where it trains alone."""
+        if self.apart is None or "dp" not in axes:
+            return axes, count
+        own, whole = self.apart
+        return tuple("dp_shard" if axis == "dp" else axis for axis in axes), count * own // whole
 
     def identity(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
         """Replicate to Replicate: only the gradient moves."""

@@ -20,13 +20,13 @@ from meshwright.forms.folding import folded_groups
 from meshwright.forms.retention import whole_form
 from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
 from meshwright.ir.layout.layout import RP, Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.samples import sample_axes
+from meshwright.ir.plan.bag_problems import bag_problems
 from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
@@ -34,7 +34,7 @@ from meshwright.ir.trace.changing import buffer_problems
 
 def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
     """The stages that run on global `rank`, in order."""
-    for problem in (*buffer_problems(graph, plan), *bag_problems(graph, plan.num_microbatches)):
+    for problem in (*buffer_problems(graph, plan), *bag_problems(graph, plan)):
         raise PlanError(problem)
     crossing = crossings(plan, graph)
     return tuple(

@@ -10,8 +10,7 @@ from meshwright.codegen.passes.halves import Halves
 from meshwright.codegen.passes.segments import Phases, cut
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.layout import Axis, Layout, R, Replicate, Shard
-from meshwright.ir.ops import facts
-from meshwright.ir.trace.changing import written
+from meshwright.ir.trace.halving import has_apart
 
 
 def in_halves(
@@ -29,7 +28,9 @@ def in_halves(
     own = at.axes["dp"].shares[at.coordinates["dp"]] if at.axes["dp"].shares else 0
     splits = [_samples_dim(known[name]) for name in block.inputs]
     joins = [_samples_dim(layout) for layout in outputs]
-    if own < 2 or -1 in splits or any(dim in (-1, None) for dim in joins) or _mixes(at, block):
+    if own < 2 or -1 in splits or any(dim in (-1, None) for dim in joins):
+        return None
+    if not has_apart(at.graph, block):
         return None
     samples = own - own // 2, own // 2
     cuts = [cut(module(_with_samples(at, n)), len(block.params)) for n in samples]
@@ -56,12 +57,6 @@ def _samples_dim(layout: Layout) -> int | None:
     if not isinstance(data, Shard) or data.outer > 1 or any(p.dim == data.dim for p in others):
         return -1
     return data.dim
-
-
-def _mixes(at: Where, block: Block) -> bool:
-    """Whether some op sees more than one sample at a time, changes what it reads, or draws."""
-    ops = at.graph.block_ops(block)
-    return any(facts(op.target).mixes_samples or written(op) for op in ops)
 
 
 def _is_worth(found: Phases) -> bool:

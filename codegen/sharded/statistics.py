@@ -34,6 +34,7 @@ def batch_norm(
         return torch.batch_norm(
             input, weight, bias, mean, variance, mean is None, momentum, eps, cudnn_enabled
         )
+    axes, count = comm.of_replica(axes, count)
     if not channel_axis and not any(comm.line(axis).size > 1 for axis in axes):
         return torch.batch_norm(
             input, weight, bias, running_mean, running_var, True, momentum, eps, cudnn_enabled

@@ -21,9 +21,8 @@ from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.layout import Shard, parse_placement
-from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import BlockLayout
-from meshwright.ir.trace.changing import written
+from meshwright.ir.trace.halving import has_apart
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm"})
 _INPUT = {"addmm": 1}
@@ -195,10 +194,9 @@ class _Phases:
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout) -> bool:
     """Whether a block may run on halves of its samples, as `codegen.passes.piped` decides."""
-    mixes = any(facts(op.target).mixes_samples or written(op) for op in graph.block_ops(block))
     apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
     apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
-    return apart and not mixes
+    return apart and has_apart(graph, block)
 
 
 def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:

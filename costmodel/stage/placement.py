@@ -11,6 +11,7 @@ from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
 from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, HostShare
 from meshwright.ir.cluster.host import host_of
@@ -74,18 +75,21 @@ _spots: Memo[tuple[object, ...], tuple[BlockSpot, ...]] = Memo()
 def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
-    key = stage.devices, stage.batch_shares, model, stage.compile
+    # Of replicas that train alone, a rank meets those of its own while blocks run.
+    alone = stage.sync is not None and exchange_of(stage).apart
+    own = stage.mesh.get("dp_shard", 1) if alone else dp
+    key = stage.devices, stage.batch_shares, model, stage.compile, own
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
-        dp_levels = tables.levels(stage.devices[::size])
+        dp_levels = tables.levels(stage.devices[::size][:own])
         found: dict[BlockSpot, None] = {}
         for coordinate in range(dp):
             replica = stage.devices[coordinate * size : (coordinate + 1) * size]
             levels = tables.model_levels(replica, model)
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
-                spot = BlockSpot(share, dp, model, name, dp_levels, levels, stage.compile)
+                spot = BlockSpot(share, own, model, name, dp_levels, levels, stage.compile)
                 found[spot] = None
         known[key] = tuple(found)
     return known[key]

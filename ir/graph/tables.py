@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from meshwright.ir.graph.bags import has_given_bags
+from meshwright.ir.graph.bags import is_cut, looks_up_given
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.graph.rules import dim_of, given, name_of
 
@@ -74,9 +74,9 @@ def _source(graph: Graph, made: Mapping[str, Op], op: Op) -> str:
         at = None if at is None else _samples_after(graph, each, at)
     if at is None:
         return ""
-    is_bag = name_of(op) == "embedding_bag"
-    whole = is_bag and (has_given_bags(op, graph) or given(op, "scale_grad_by_freq"))
-    return "" if whole else known[name]
+    torn = looks_up_given(op, graph) and not is_cut(op, graph)
+    by_frequency = name_of(op) == "embedding_bag" and given(op, "scale_grad_by_freq")
+    return "" if torn or by_frequency else known[name]
 
 
 _MOVING = frozenset({

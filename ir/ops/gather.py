@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.bags import counts_from_zero, has_given_bags
+from meshwright.ir.graph.bags import counts_from_zero, has_given_bags, is_cut
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
 from meshwright.ir.graph.op_forms import index_of, own_part, sharded, without
@@ -36,8 +36,8 @@ def _embedding(op: Op, graph: Graph) -> Rule:
 def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
     """weight[v, d], indices[n], offsets[b] (weights[n]) -> [b, d]: bags of equal length may be
     split, unless gradients are divided by how often the whole batch looks up a row. They are equal
-    only where the model counts offsets itself, as it does of indices [b, l]: given ones may change
-    from batch to batch."""
+    where the model counts offsets itself, as it does of indices [b, l]. Given ones are so on the
+    average, if they are of samples, and each rank gets those of its own."""
     shapes = input_shapes(op, graph)
     if len(shapes) not in (3, 4) or len(shapes[1]) != 1 or given(op, "scale_grad_by_freq"):
         return _whole(op, graph)
@@ -49,14 +49,16 @@ def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
         outs.append(letters(f"o{i}_", len(shape)))
     whole |= {f for dims in outs[1:] for d in dims for f in d}
     scale: list[Dims] = [(("n",),)] * (len(shapes) - 3)
-    if has_given_bags(op, graph):
+    if has_given_bags(op, graph) and not is_cut(op, graph):
         inputs: list[Dims] = [(("v",), ("d",)), (("n",),), (("k",),), *scale]
         whole |= {"n", "k", "b"}
         return make_rule(op, graph, inputs, outs, plain="v", whole=whole)
     length = shapes[1][0] // bags
     sizes = {"b": bags, "l": length}
     items = (("b",) * (bags > 1) + ("l",) * (length > 1),)
-    inputs = [(("v",), ("d",)), items, (("b",),), *([items] if scale else [])]
+    begins = (("b",) if bags == shapes[2][0] else ("k",),)  # with an end, each rank has its own
+    whole.add("k")
+    inputs = [(("v",), ("d",)), items, begins, *([items] if scale else [])]
     return make_rule(
         op, graph, inputs, outs, sizes=sizes, plain="v", whole=whole | {"l"}, batch="b"
     )

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
+from meshwright.ir.plan.bag_problems import bag_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
 from meshwright.ir.plan.keeping import makers, unknown
 from meshwright.ir.plan.keeping import torn as torn_policy
@@ -105,7 +105,7 @@ def _buffers(plan: Plan, graph: Graph) -> Iterator[Finding]:
 
 
 def _bags(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    for problem in bag_problems(graph, plan.num_microbatches):
+    for problem in bag_problems(graph, plan):
         yield Finding("num_microbatches", problem)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.graph.bags import GivenBags
 from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.graph.images import channels_last, is_channels_last
 from meshwright.ir.precision import CopyTypes
@@ -57,20 +59,21 @@ def capture(
     loss_fn: LossFn | None,
     global_batch_size: int | None,
     copies: CopyTypes | None,
+    bags: Mapping[str, GivenBags] = MappingProxyType({}),
 ) -> Capture:
     """Export the step; to be called inside the fake mode. `copies`: what it reads of parameters;
-    None: the user's."""
+    None: the user's; `bags`: of `resized`."""
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
     check_hooks(model)
     check_modules(model)
-    sizes = resized(batch, global_batch_size)
+    sizes = resized(batch, global_batch_size, bags)
     originals: dict[int, torch.Tensor] = {}
-    step, inputs = fake_step(model, batch, loss_fn, sizes, originals, copies)
+    step, inputs = fake_step(model, batch, loss_fn, sizes.shapes, originals, copies)
     program, left_traces = _export(step, inputs, originals)
-    batch_size = global_batch_size or next(iter(batch.values())).shape[0]
-    batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
-    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs, left_traces)
+    return Capture(
+        program, tuple(batch), originals, step, sizes.batch_size, sizes.batch_inputs, left_traces
+    )  # fmt: skip
 
 
 def fake_step(
@@ -154,32 +157,61 @@ def has_hf_code(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("transformers.") for module in model.modules())
 
 
+@dataclass(frozen=True, slots=True)
+class InputSizes:
+    """How large the inputs of a step are."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    batch_size: int
+    batch_inputs: tuple[str, ...]
+    """Those that have so much of each sample, along dim 0."""
+
+
 def resized(
-    batch: Mapping[str, torch.Tensor], global_batch_size: int | None
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs with the batch dim set to `global_batch_size`."""
+    batch: Mapping[str, torch.Tensor],
+    global_batch_size: int | None,
+    bags: Mapping[str, GivenBags] = MappingProxyType({}),
+) -> InputSizes:
+    """Sizes of the inputs with the batch dim set to `global_batch_size`.
+
+    `bags`: inputs that have some values of each sample, where others say; they get as many of each
+    as the example has on the average, rounded up.
+    """
     if not batch:
         raise TraceError("example_inputs is empty: give one batch, as a dict or a tuple of tensors")
     name, first = next(iter(batch.items()))
     if first.ndim == 0:
         raise TraceError(f"input {name!r} has no dims; dim 0 of the first input must be the batch")
-    given = first.shape[0]
+    ends = {each.offsets for each in bags.values() if each.last}
+    begun = bags[name].offsets if name in bags else name
+    given = batch[begun].shape[0] - (begun in ends)
     wanted = given if global_batch_size is None else global_batch_size
     if wanted < 1:
         raise TraceError(f"global_batch_size is {wanted}; it must be at least 1")
     if wanted > MAX_BATCH:
         raise TraceError(f"global_batch_size is {shown(wanted)}; at most {MAX_BATCH:,} is taken")
-    sizes = {
-        key: (wanted, *value.shape[1:]) if value.shape[:1] == (given,) else tuple(value.shape)
-        for key, value in batch.items()
-    }
-    for key, shape in sizes.items():
-        if prod(shape) > MAX_ELEMENTS:
+    shapes, by_sample = dict[str, tuple[int, ...]](), []
+    for key, value in batch.items():
+        shapes[key] = tuple(value.shape)
+        of_samples = key in bags and _bag_count(batch, bags[key]) == given
+        if of_samples:
+            shapes[key] = (wanted * max(1, -(-len(value) // given)),)
+        elif key in ends and len(value) == given + 1:
+            shapes[key] = (wanted + 1,)
+        elif value.shape[:1] == (given,):
+            shapes[key], of_samples = (wanted, *value.shape[1:]), True
+        if of_samples:
+            by_sample.append(key)
+        if prod(shapes[key]) > MAX_ELEMENTS:
             raise TraceError(
-                f"input {key!r} would be {shape} with global_batch_size {wanted:,}; at most "
+                f"input {key!r} would be {shapes[key]} with global_batch_size {wanted:,}; at most "
                 f"{MAX_ELEMENTS:,} elements are taken"
             )
-    return sizes
+    return InputSizes(shapes, wanted, tuple(by_sample))
+
+
+def _bag_count(batch: Mapping[str, torch.Tensor], bags: GivenBags) -> int:
+    return len(batch[bags.offsets]) - bags.last
 
 
 def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> TrainingStep:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from linecache import getline
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.torch_errors import DATA_DEPENDENT
 from meshwright.ir.torch_private import fake_mode, storage_key
@@ -67,7 +69,8 @@ def check_repeats(
     """
     batch = flatten_batch(example_inputs)
     try:
-        compare_calls(model, batch, loss_fn, global_batch_size or graph.batch_size)
+        size = global_batch_size or graph.batch_size
+        compare_calls(model, batch, loss_fn, size, given_bags(graph))
     except NotRun as error:
         warnings.warn(
             f"the calls of {type(model).__name__} were not compared, since it does not run outside "
@@ -80,12 +83,17 @@ class NotRun(Exception):
 
 
 def compare_calls(
-    model: nn.Module, batch: Mapping[str, Tensor], loss_fn: LossFn | None, batch_size: int
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    loss_fn: LossFn | None,
+    batch_size: int,
+    bags: Mapping[str, GivenBags] = MappingProxyType({}),
 ) -> None:
-    """The same of a flat batch; raises `NotRun` if the first call fails."""
+    """The same of a flat batch; raises `NotRun` if the first call fails. `bags`: of `resized`."""
     with explained(), torch.device("cpu"), fake_mode(), undisturbed(model, loss_fn):
         originals: dict[int, Tensor] = {}
-        step, inputs = fake_step(model, batch, loss_fn, resized(batch, batch_size), originals)
+        shapes = resized(batch, batch_size, bags).shapes
+        step, inputs = fake_step(model, batch, loss_fn, shapes, originals)
         with as_traced(step, originals):
             _Calls(step, inputs).check()
 

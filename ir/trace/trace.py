@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import MeshwrightError, TraceError
+from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.blocks import find_blocks
 from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
@@ -62,15 +63,16 @@ def trace(
     batch = flatten_batch(example_inputs)
     _check_names(model, batch)
     try:
+        bags = _bags_of(model, batch, loss_fn)
         graph, left_traces = _traced(
-            model, batch, loss_fn, global_batch_size, kernels, wins, precision
+            model, batch, loss_fn, global_batch_size, kernels, wins, precision, bags
         )
     except MeshwrightError:
         raise
     except _FROM_TORCH as error:
         raise _reason(error, model, batch, loss_fn, global_batch_size) from error
     if left_traces:
-        _compare(model, batch, loss_fn, graph.batch_size)
+        _compare(model, batch, loss_fn, graph)
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
     again = partial(
@@ -121,6 +123,7 @@ def _traced(
     kernels: Sequence[str | Fusion],
     wins: Wins | None,
     precision: str,
+    bags: Mapping[str, GivenBags],
 ) -> tuple[Graph, bool]:
     """The graph, and whether forward left traces in Python."""
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
@@ -131,7 +134,9 @@ def _traced(
         undisturbed(model, loss_fn),
         tracing() as calls,
     ):
-        captured = capture(model, batch, loss_fn, global_batch_size, copies_of(precision))
+        captured = capture(
+            model, batch, loss_fn, global_batch_size, copies_of(precision), bags
+        )  # fmt: skip
         raw = simplify(read(captured))
         if scaling_of(precision):
             raw = narrow_products(raw, known_precision(precision))
@@ -140,6 +145,18 @@ def _traced(
         hints = hints_of(marks_of(captured.step.model, calls))
     made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))
     return with_routing(made), captured.left_traces
+
+
+def _bags_of(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], loss_fn: LossFn | None
+) -> Mapping[str, GivenBags]:
+    """The inputs with values in bags that lie where other inputs say. It takes a trace to know,
+    as they are, which is made where there may be any."""
+    numbers = [x for x in batch.values() if x.ndim == 1 and not x.is_floating_point()]
+    if len(numbers) < 2:
+        return {}
+    graph, _ = _traced(model, batch, loss_fn, None, (), None, "", {})
+    return given_bags(graph, cut=False)
 
 
 def _reason(
@@ -176,10 +193,10 @@ def _check_names(model: nn.Module, batch: Mapping[str, object]) -> None:
 
 
 def _compare(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], loss_fn: LossFn | None, batch_size: int
+    model: nn.Module, batch: Mapping[str, torch.Tensor], loss_fn: LossFn | None, graph: Graph
 ) -> None:
     try:
-        compare_calls(model, batch, loss_fn, batch_size)
+        compare_calls(model, batch, loss_fn, graph.batch_size, given_bags(graph))
     except NotRun as error:
         raise TraceError(
             f"{type(model).__name__} keeps something in Python from one call to the next, draws "

@@ -43,6 +43,9 @@ class AroundRun(SyncRun):
     def is_settled(self) -> bool:
         return self.inner.is_settled
 
+    def take_buffers(self, buffers: Sequence[Tensor]) -> None:
+        self.inner.take_buffers(buffers)
+
     def hold_nothing_back(self) -> None:
         self.inner.hold_nothing_back()
 

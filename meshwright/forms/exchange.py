@@ -37,6 +37,9 @@ class Exchange:
     """Size at which a bucket is closed; None: that of all forms."""
     agrees: bool = True
     """Whether replicas have the same gradients when the optimizer steps."""
+    apart: bool = False
+    """Whether replicas along dp_replicate train alone: what forward makes of several samples, such
+    as the statistics of batch-norms, is of a replica's own."""
     stepped: str = ""
     """Name of what the plan states of the data: the share of a rank's part that has a gradient;
     that alone is stepped where a gradient of zero changes nothing. Empty: all is."""

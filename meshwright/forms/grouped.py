@@ -147,6 +147,10 @@ class GroupedRun(SyncRun):
     def is_settled(self) -> bool:
         return all(run.is_settled for run in self._runs)
 
+    def take_buffers(self, buffers: Sequence[Tensor]) -> None:
+        # They belong to no group: one of those whose replicas train alone has them.
+        next(run for run in self._runs if run.own_states).take_buffers(buffers)
+
     def hold_nothing_back(self) -> None:
         for run in self._runs:
             run.hold_nothing_back()

@@ -23,7 +23,7 @@ _TAKEN = 2
 
 
 def exchange_of_owners(
-    replicas: int,
+    owners: int,
     each: float,
     row_bytes: int,
     *,
@@ -51,15 +51,15 @@ def exchange_of_owners(
                  share="rows"),
             # Owners sum gradients into zeros: of all rows, or of those that come with their values.
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1, steps="all"),
-            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas,
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / owners,
                     steps="all"),
             # From the ids of a batch to the rows of the next.
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
-                    calls=ops_of_rows(replicas)),
+                    calls=ops_of_rows(owners)),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=2,
                  share="stepped", steps="some"),
             Rewrite(what="gradients", unit="bucket", at=Event.END, steps="some",
-                    moved=(_TAKEN + 1) * stepped / replicas),
+                    moved=(_TAKEN + 1) * stepped / owners),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **rows),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),
@@ -73,7 +73,7 @@ def exchange_of_owners(
 
 
 def exchange_of_late_owners(
-    replicas: int,
+    owners: int,
     each: float,
     row_bytes: int,
     *,
@@ -97,7 +97,7 @@ def exchange_of_late_owners(
     # Who is told of all rows that ranks ask for knows which go first; others are told, by a byte.
     answer = 0.0 if to_all else _MARK_BYTES / row_bytes
     # A part has all rows, of a part of their columns, or some rows whole.
-    marks = _MARK_BYTES / row_bytes * (replicas if to_all else 1)
+    marks = _MARK_BYTES / row_bytes * (owners if to_all else 1)
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -107,9 +107,9 @@ def exchange_of_late_owners(
                  share="here"),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             # Owners sum gradients into zeros.
-            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / owners),
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
-                    calls=ops_of_rows(replicas)),
+                    calls=ops_of_rows(owners)),
             Send(share="first", joint=True, **rows, **end),  # type: ignore[arg-type]
             Send(share="late", lag=1, **rows, **end),  # type: ignore[arg-type]
             # Copies of owners agree on which rows are first, on the sums of these, and later on
@@ -126,9 +126,9 @@ def exchange_of_late_owners(
     )  # fmt: skip
 
 
-def ops_of_rows(replicas: int) -> float:
+def ops_of_rows(owners: int) -> float:
     """Returns the ops of a step of one table, those that move bytes left out."""
-    return _OPS + _OPS_OF_RANK * replicas
+    return _OPS + _OPS_OF_RANK * owners
 
 
 def wrong_owners(form: str, known: Known, stage: Stage) -> Iterator[tuple[str, str]]:

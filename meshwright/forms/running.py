@@ -304,6 +304,10 @@ class SyncRun:
     reads_batches = False
     """`begin` and `more` are given what the rank reads; else None."""
 
+    def take_buffers(self, buffers: Sequence[Tensor]) -> None:
+        """Replicas train alone (`Exchange.apart`), and forward changes these as their own samples
+        say: whoever reads them once all is settled is to see one value of all replicas."""
+
     def hold_nothing_back(self) -> None:
         """From now on somebody reads all gradients between `finish` and `updated`: none may come
         later."""

@@ -6,6 +6,7 @@ from math import inf
 
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.ops import facts
@@ -86,7 +87,10 @@ def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
     else:
         yield "one micro-batch, because more would change the result: " + problem.coupling[0]
     if batch_norms(problem.graph) and any(stage.dp > 1 for stage in plan.stages):
-        yield "the statistics of batch norms are synchronised over dp"
+        if any(exchange_of(stage).apart for stage in plan.stages):
+            yield "statistics of batch norms are each replica's own, averaged for who reads them"
+        else:
+            yield "the statistics of batch norms are synchronised over dp"
 
 
 def _whole(problem: Problem, plan: Plan) -> Iterator[str]:

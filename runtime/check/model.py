@@ -10,6 +10,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.graph.bags import given_bags
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable, Stage
 from meshwright.ir.trace.loss_module import LossFn, nested_batch
@@ -38,8 +39,8 @@ class ModelCheck:
 
 
 def check_model(
-    model: nn.Module, loss_fn: LossFn | None, plan: Plan, batch: Mapping[str, Tensor], *,
-    short: bool,
+    model: nn.Module, loss_fn: LossFn | None, plan: Plan, graph: Graph,
+    batch: Mapping[str, Tensor], *, short: bool,
 ) -> ModelCheck:  # fmt: skip
     """Compares losses, gradients and buffers; in float64 where the model can.
 
@@ -54,7 +55,7 @@ def check_model(
     twin = twin.cpu()
     problems = []
     for samples in dict.fromkeys((min(SAMPLES, plan.global_batch_size), plan.global_batch_size)):
-        few = first_samples(batch, samples, plan.global_batch_size)
+        few = first_samples(batch, samples, plan.global_batch_size, given_bags(graph))
         for dtype in (torch.float64, None):
             try:
                 found = _compared(twin, loss_fn, plan, few, samples, dtype)

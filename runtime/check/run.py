@@ -14,6 +14,7 @@ from torch import nn
 from meshwright.forms.sync import is_exact
 from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import CheckFailed, MeshwrightError
+from meshwright.ir.graph.bags import given_bags
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
@@ -128,7 +129,7 @@ class Checking:
     def _batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         given = None if self.given is None else flatten_batch(self.given)
         with torch.device("cpu"):
-            return batch_of(self.plan, given, seed=seed)
+            return batch_of(self.plan, self.graph, given, seed=seed)
 
     def _repeats(self) -> None:
         """Whether the module does the same twice: on fake tensors, and on a few samples."""
@@ -138,7 +139,7 @@ class Checking:
         def twice() -> TensorDifference | str | None:
             check_repeats(self.model, inputs, self.loss_fn, self.graph, global_batch_size=size)
             why = self._too_much()
-            batch = first_samples(self._batch(), SAMPLES, size)
+            batch = first_samples(self._batch(), SAMPLES, size, given_bags(self.graph))
             try:
                 return why or repeats(self.model, self.loss_fn, batch, self.graph)
             except Uncheckable as error:
@@ -234,7 +235,9 @@ class Checking:
                 problems.append(f"about {seconds / blocks:.0f} s, the limit is {LIMIT_S:.0f} s")
                 continue
             try:
-                found = check_model(self.model, self.loss_fn, self.plan, self._batch(), short=short)
+                found = check_model(
+                    self.model, self.loss_fn, self.plan, self.graph, self._batch(), short=short
+                )
             except Uncheckable as error:
                 problems.append(str(error))
                 continue

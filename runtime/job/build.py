@@ -14,7 +14,7 @@ from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers, SyncRun
 from meshwright.forms.stepping import check_updates
-from meshwright.forms.sync import has_taps
+from meshwright.forms.sync import exchange_of, has_taps
 from meshwright.forms.sync_findings import check
 from meshwright.forms.tables import check_tables
 from meshwright.ir.comm.by_store import judged
@@ -25,6 +25,7 @@ from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
+from meshwright.ir.trace.changing import changed
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.messages.messages import pairs_of
 from meshwright.runtime.record.record import Recorder
@@ -125,12 +126,17 @@ def build_rank(
             program, graph, source, device, as_traced=copies is not None
         )
         missing += absent
-        sizes = {"dp": stage.dp} | dict(stage.model)
+        sizes = {"dp": stage.dp, "dp_shard": stage.mesh.get("dp_shard", 1)} | dict(stage.model)
         coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
-        axes = {"dp": lines[index].replicas.group, **lines[index].model}
+        axes = {"dp": lines[index].replicas.group, "dp_shard": lines[index].shards.group,
+                **lines[index].model}  # fmt: skip
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
         sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
+        if exchange_of(stage).apart:
+            comm.apart = _own_samples(stage, lines[index])
+            here = tensors[index]
+            sync.take_buffers([here[name] for name in changed(graph) if name in here])
         if copies:
             fill_stepped(sync.held, source)
         comm.rows_here = sync.rows_here
@@ -145,6 +151,13 @@ def build_rank(
     return RankParts(
         rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners, firsts
     )
+
+
+def _own_samples(stage: Stage, lines: Lines) -> tuple[int, int]:
+    """Samples of a micro-batch that the replica of a rank has along dp_shard, and all of them."""
+    size = lines.shards.size
+    first = lines.copies.coordinate * size
+    return sum(stage.batch_shares[first : first + size]), sum(stage.batch_shares)
 
 
 def _tap(comm: Comm, program: StageProgram, sync: SyncRun) -> Tap:

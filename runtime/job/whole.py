@@ -72,6 +72,7 @@ def _put_together(
 def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
     """The same for buffers, as the first rank that reads them has them."""
     parts = job.parts
+    parts.settle()
     for tensor in _of_job(job, Kind.BUFFER):
         whole = _room(tensor, job)
         if parts.owners[tensor.name] == parts.rank:

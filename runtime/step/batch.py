@@ -1,18 +1,20 @@
 """Cuts the global batch into what each stage reads in each micro-batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.bags import given_bags
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.ir.layout.border import Side
 from meshwright.ir.pinned import sent
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
+from meshwright.runtime.step.bags import Bags, Runs
 from meshwright.runtime.step.input_lane import ComingBatch, InputLane, Parts
 
 
@@ -46,10 +48,13 @@ class BatchCutter:
             self.offsets[program.index], self.samples[program.index] = start, stop - start
         inputs = list(zip(graph.input_names, graph.inputs, strict=True))
         self._expected = {name: graph.tensors[tensor] for name, tensor in inputs}
-        needed = {name for reads in self._reads.values() for name in reads}
-        self._graph_names = {name: tensor for name, tensor in inputs if tensor in needed}
+        self._names = {tensor: name for name, tensor in inputs}
+        self._bags = given_bags(graph)
+        self._places = {bags.offsets: name for name, bags in self._bags.items()}
+        """Inputs that say where bags lie, and one that has what is in them."""
         self._spans = {stage: self._of_stage(stage) for stage in self._reads}
         self._own = self._own_samples()
+        self._own_runs = _runs(self._own)
 
     def _of_stage(self, stage: int) -> list[tuple[int, int]]:
         """Global samples of the stage, per micro-batch."""
@@ -68,10 +73,27 @@ class BatchCutter:
         """This rank's samples of a global batch, by input name."""
         values = self._checked(batch, self._plan.global_batch_size)
         index = torch.tensor(self._own, dtype=torch.int64)
+        lie = self._bags.keys() | self._places.keys()
         return {
-            name: x.index_select(0, index.to(x.device)) if self._is_batch(name) else x
+            name: self._of_samples(name, values, self._own_runs) if name in lie
+            else x.index_select(0, index.to(x.device)) if self._is_batch(name) else x
             for name, x in values.items()
-        }
+        }  # fmt: skip
+
+    def _of_samples(self, name: str, values: Mapping[str, Tensor], runs: Runs) -> Tensor:
+        """What a batch has of some samples."""
+        x = values[name]
+        if name in self._bags:
+            return self._bags_of(name, values).values(x, runs)
+        if name in self._places:
+            count = len(values[self._places[name]])
+            return self._bags_of(self._places[name], values).places(runs, count)
+        ((first, end),) = runs
+        return x[first:end] if self._is_batch(name) else x
+
+    def _bags_of(self, name: str, values: Mapping[str, Tensor]) -> Bags:
+        bags = self._bags[name]
+        return Bags(values[bags.offsets], bags.last)
 
     def cut(self, batch: Batch, *, sharded: bool) -> Parts:
         """(stage, micro-batch) -> graph input name -> this rank's part, on the device."""
@@ -106,20 +128,16 @@ class BatchCutter:
 
     def _parts(self, given: Mapping[str, Tensor], sharded: bool) -> Parts:
         at = {sample: n for n, sample in enumerate(self._own)} if sharded else None
-        values = {tensor: given[name] for name, tensor in self._graph_names.items()}
         found = {}
         for stage, reads in self._reads.items():
             for microbatch, (start, stop) in enumerate(self._spans[stage]):
                 first = start if at is None else at.get(start, 0)
-                part = slice(first, first + stop - start)
+                runs = [(first, first + stop - start)]
                 found[stage, microbatch] = {
-                    name: self._part(name, values[name], part) for name in reads
+                    tensor: sent(self._of_samples(self._names[tensor], given, runs), self._device)
+                    for tensor in reads
                 }
         return found
-
-    def _part(self, name: str, x: Tensor, part: slice) -> Tensor:
-        x = x[part] if name in self._graph.batch_inputs else x
-        return sent(x, self._device)
 
     def _is_batch(self, input_name: str) -> bool:
         index = self._graph.input_names.index(input_name)
@@ -134,11 +152,17 @@ class BatchCutter:
             raise PlanError(f"the batch has {sorted(unknown)}; the plan knows {list(expected)}")
         for name, tensor in expected.items():
             self._check(name, values[name], tensor, size)
+        for name, bags in self._bags.items():
+            self._bags_of(name, values).checked(bags.offsets, len(values[name]))
         return values
 
     def _check(self, name: str, x: Tensor, tensor: GraphTensor, size: int) -> None:
         shape = tensor.shape
-        if self._is_batch(name):
+        if name in self._bags:  # there are as many as there are
+            shape = (*x.shape[:1], *shape[1:])
+        elif name in self._places:
+            shape = (size + self._bags[self._places[name]].last,)
+        elif self._is_batch(name):
             shape = (size * shape[0] // self._graph.batch_size, *shape[1:])
         if tuple(x.shape) != shape:
             raise PlanError(
@@ -147,3 +171,14 @@ class BatchCutter:
             )
         if x.dtype is not getattr(torch, tensor.dtype):
             raise PlanError(f"batch input {name!r} is {x.dtype}, the plan expects {tensor.dtype}")
+
+
+def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as runs of consecutive ones."""
+    found: list[tuple[int, int]] = []
+    for sample in samples:
+        if found and found[-1][1] == sample:
+            found[-1] = found[-1][0], sample + 1
+        else:
+            found.append((sample, sample + 1))
+    return found

@@ -12,8 +12,10 @@ ROWS, WIDTH, BATCH, STEPS = 61, 4, 12, 5
 class Bags(nn.Module):
     """A table in bags, one by item, and a dense rest."""
 
-    def __init__(self, **of_bags: Any) -> None:
+    def __init__(self, *, lengths: bool = False, **of_bags: Any) -> None:
+        """`lengths`: it is told how long bags are, and not where they begin."""
         super().__init__()
+        self._lengths = lengths
         self.bags = nn.EmbeddingBag(ROWS, WIDTH, **of_bags)
         self.items = nn.Embedding(23, WIDTH, padding_idx=0, scale_grad_by_freq=True)
         self.out = nn.Linear(WIDTH, 2)
@@ -22,6 +24,8 @@ class Bags(nn.Module):
         self, y: Tensor, item: Tensor, ids: Tensor, at: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        if self._lengths and at is not None:
+            at = at.cumsum(0) - at
         x = torch.tanh(self.bags(ids, at, weights) + self.items(item).sum(1))
         return nn.functional.mse_loss(self.out(x), y)
 
@@ -34,18 +38,24 @@ def model(of_bags: dict[str, Any]) -> nn.Module:
 
 def batch(step: int, kind: str = "even") -> dict[str, Tensor]:
     """Bags of 3 ids (`even`), the same with weights, or of any number where `at` says, the end
-    said too or not. In the second step the later samples have padding only, or nothing."""
+    said too (`ended`, with weights) or not, in each batch as many as it has; or 31 in bags as long
+    as it says (`lengths`). In the second step the later samples have padding only, or nothing."""
     draw = np.random.default_rng(step)
     none = slice(BATCH // 2, None) if step == 1 else slice(0)
     item = draw.integers(0, 5, (BATCH, 2))
     item[none] = 0
     found = {"y": draw.standard_normal((BATCH, 2)), "item": item}
-    if kind in ("given", "ended"):
-        ids = draw.integers(0, ROWS, 31)
-        at = np.sort(draw.integers(0, 31, BATCH))
+    if kind in ("given", "ended", "lengths"):
+        count = 31 + 4 * step * (kind != "lengths")
+        ids = draw.integers(0, ROWS, count)
+        at = np.sort(draw.integers(0, count, BATCH))
         at[0] = 0
-        at[none] = 31
-        found |= {"ids": ids, "at": np.append(at, 31) if kind == "ended" else at}
+        at[none] = count
+        found |= {"ids": ids, "at": np.append(at, count) if kind == "ended" else at}
+        if kind == "lengths":
+            found["at"] = np.diff(np.append(at, count))
+        if kind == "ended":
+            found["weights"] = draw.uniform(0.5, 2, count)
     else:
         ids = draw.integers(0, ROWS, (BATCH, 3))
         ids[none] = 0

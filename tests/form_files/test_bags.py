@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.sync import zero_of_tables
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError, TraceError
@@ -20,6 +21,7 @@ from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
+from meshwright.tools.dry.run import dry_run
 from tests.form_files.bags import ROWS, STEPS, batch, model, plain
 from tests.form_files.words import assert_equal
 
@@ -29,6 +31,8 @@ FORMS = {
     "owned": ("owned_rows", "owned_rows"),
     "columns": ("owned_columns", "owned_columns"),
     "one of each": ("packed_rows", "owned_rows"),
+    "late": ("late_rows", "late_columns"),
+    "gathered": ("gathered_rows", "gathered_rows"),
 }
 
 
@@ -44,8 +48,8 @@ def plan_of(
     plan = build_plan(problem, choice, predict=False)
     said = {
         path: ParameterChoice(
-            zero=int("owned" in form),  # type: ignore[arg-type]
-            sync=FormChoice(form=form, settings={"ids": ids} if "owned" in form else {}),
+            zero=zero_of_tables(form),  # type: ignore[arg-type]
+            sync=FormChoice(form=form, settings={"ids": ids} if zero_of_tables(form) else {}),
         )
         for path, ids, form in zip(
             ("bags.weight", "items.weight"), ("ids", "item"), FORMS[forms], strict=True
@@ -91,11 +95,24 @@ def test_bags_are_those_of_one_process(of_bags: dict[str, Any], kind: str, forms
     check(of_bags, kind, forms)
 
 
-@pytest.mark.parametrize(("kind", "forms"), [("given", "owned"), ("ended", "dense")])
-def test_given_bags_of_any_length_are_never_cut(kind: str, forms: str) -> None:
-    """Some are empty; each replica looks all up, with one micro-batch."""
-    of_bags = {"mode": "mean", "include_last_offset": kind == "ended"}
-    check(of_bags, kind, forms, micro=1, ranks=3, optimizer="sgd")
+def _each(cases: list[tuple[Plan, dict[str, Any], str]]) -> Any:
+    return [trained(*case) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("kind", "forms"), [("given", tuple(FORMS)), ("ended", ("dense", "owned"))]
+)
+def test_given_bags_are_cut_by_samples(kind: str, forms: tuple[str, ...]) -> None:
+    """Of any lengths, some empty, as many ids as each batch has, under every form: over replicas
+    and micro-batches."""
+    last = kind == "ended"
+    of_bags = {"mode": "sum" if last else "mean", "include_last_offset": last}
+    cases = [(plan_of(of_bags, kind, each, ranks=3), of_bags, kind) for each in forms]
+    dry = dry_run(cases[0][0], trace(model(of_bags), batch(0, kind)))
+    assert dry.ranks and not dry.findings
+    wanted = alone(plain, of_bags, kind, "adamw")
+    for found in run_ranks(3, _each, cases)[0]:
+        assert_equal(found, wanted)
 
 
 def test_sparse_gradients_are_asked_for() -> None:
@@ -108,20 +125,21 @@ def test_gradients_by_frequency() -> None:
     check({"mode": "sum", "scale_grad_by_freq": True}, "even", "dense", micro=1)
 
 
-@pytest.mark.parametrize("kind", ["given", "ended"])
-def test_what_would_cut_them_is_refused(kind: str) -> None:
-    """By the check, the search and the job; a search that may choose has one micro-batch."""
-    of_bags = {"mode": "sum", "include_last_offset": kind == "ended"}
+def test_what_would_cut_them_is_refused() -> None:
+    """Bags that the model makes of lengths: by the check, the search and the job, where there are
+    micro-batches; a search that may choose has one. Then each replica looks all up."""
+    of_bags, kind = {"mode": "mean", "lengths": True}, "lengths"
     graph = trace(model(of_bags), batch(0, kind))
     plan, said = plan_of(of_bags, kind, "dense"), "its bags lie where offsets say"
-    (finding,) = plan.verify(graph)
-    assert said in finding.message and "ids [samples, ids of each]" in finding.message
+    (finding,) = [f for f in plan.verify(graph) if said in f.message]
+    assert "ids [samples, ids of each]" in finding.message
     more: dict[str, Any] = {"precision": "fp64", "progress": False}
     with pytest.raises(PlanError, match=said):
         search(graph, Cluster.local(2), constraints=("dp=2", "num_microbatches=2"), **more)
     assert search(graph, Cluster.local(2), constraints=("dp=2",), **more).num_microbatches == 1
     with pytest.raises(RankFailed, match=said):
         run_ranks(2, trained, plan, of_bags, kind)
+    check(of_bags, kind, "owned", micro=1, ranks=3, optimizer="sgd")
 
 
 class Few(nn.Module):
@@ -132,12 +150,12 @@ class Few(nn.Module):
         self.bags = nn.EmbeddingBag(9, 2, mode="sum")
 
     def forward(self, ids: Tensor, at: Tensor) -> Tensor:
-        return self.bags(ids, at).square().mean()
+        return self.bags(ids, at.roll(1)).square().mean()
 
 
 def test_rows_of_other_samples_are_not_left_old() -> None:
-    """As many ids as bags look like samples, and bags reach over ranks: no rank's own ids name
-    what it reads. A model that looks at one sample's ids beside each is the same."""
+    """As many ids as bags look like samples, and bags that the model moves reach over ranks: no
+    rank's own ids name what it reads. One that looks at a sample's ids beside each is the same."""
     graph = trace(Few(), (torch.arange(8), torch.tensor([0, 1, 1, 1, 6, 6, 7, 7])))
     (table,) = tables_of(graph)
     assert (table.path, table.lookups, table.ids) == ("bags.weight", 8, "")
@@ -192,3 +210,39 @@ class Rescaled(nn.Module):
 def test_rows_that_forward_rescales_are_refused(made: Any) -> None:
     with pytest.raises(TraceError, match="max_norm rescales rows"):
         trace(Rescaled(made(ROWS, 4, max_norm=1.0)), (batch(0)["ids"],))
+
+
+def _handed(plan: Plan, of_bags: dict[str, Any], kind: str) -> Any:
+    """Losses of a job that checks itself with other batches, is handed its own samples, and is
+    asked for losses in between; what it says of bags that are none."""
+    job = compile_job(
+        model(of_bags), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", check=True,
+        example_inputs={name: x[: len(x) // 2] for name, x in batch(4, "given").items()}
+        | ({"at": torch.tensor([0, 3, 3, 5, 9, 10])} if kind == "given" else batch(2, kind)),
+    )  # fmt: skip
+    losses, asked, said = [], [], ""
+    for step in range(STEPS):
+        own = job.shard(batch(step, kind))
+        after = job.shard(batch(step + 1, kind)) if step % 2 else None
+        losses.append(float(job.step(own, sharded=True, next_batch=after)))
+        asked.append(float(job.eval(batch(step + 1, kind))))
+    try:
+        job.step(batch(0, kind) | {"at": batch(0, kind)["at"].flip(0)})
+    except PlanError as error:
+        said = str(error)
+    state = full_state(job)
+    job.close()
+    return losses, state, asked, said, str(job.checked)
+
+
+@pytest.mark.parametrize("kind", ["given", "ended"])
+def test_loops_evaluation_and_checks_cut_given_bags(kind: str) -> None:
+    """What a loader gives a rank has its own ids, and places in those."""
+    of_bags = {"mode": "sum", "include_last_offset": kind == "ended"}
+    plan = plan_of(of_bags, kind, "one of each", optimizer="adamw")
+    losses, state, asked, said, checked = run_ranks(2, _handed, plan, of_bags, kind)[0]
+    wanted, values = alone(plain, of_bags, kind, "adamw")
+    assert_equal((losses, state), (wanted, values))
+    assert asked[:-1] == pytest.approx(losses[1:], rel=1e-10)
+    assert "one step of the plan" in checked, checked
+    assert "begin with 0, never fall and be 31 at most" in said

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import for_tables, zero_of_tables
+from meshwright.forms.sync import facts_of_tables, for_tables, zero_of_tables
 from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
@@ -138,25 +138,30 @@ def ids_of(shares: tuple[int, ...], step: int) -> Tensor:
     return torch.from_numpy(np.concatenate(found))[:, None]
 
 
-def again_ids(step: int) -> Tensor:
-    """Of 8 rows of each rank, 4 of each owner, half are read again in the next step."""
-    found = []
-    for rank in (0, 1):
+def again_ids(step: int, ranks: int = 2) -> Tensor:
+    """Of 8 rows of each of 2 ranks, or 4 of each of 4, as many of either owner, half are read again
+    in the next step."""
+    found, each = [], 4 // ranks
+    for rank in range(ranks):
         for half in (0, ROWS // 2):
-            odd = 16 + 8 * (step % 2) + 2 * rank
-            found += [half + 2 * rank, half + 2 * rank + 1, half + odd, half + odd + 1]
+            first = half + each * rank
+            odd = first + 16 + 8 * (step % 2)
+            found += [*range(first, first + each), *range(odd, odd + each)]
     return torch.tensor(found)[:, None]
 
 
 def sent_and_received(
     plan: Plan, shares: tuple[int, ...], again: bool = False
 ) -> dict[str, list[int]]:
-    """Bytes of rows and their numbers that go to other ranks, and that come, in the third step."""
-    batches = [(again_ids(step) if again else ids_of(shares, step),) for step in range(4)]
+    """Bytes of rows and their numbers that go to other ranks, and that come, in the third step;
+    `copies`: that are summed with those of other owners of the same."""
+    batches = [
+        (again_ids(step, len(shares)) if again else ids_of(shares, step),) for step in range(4)
+    ]
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
                       check=False, example_inputs=batches[0])  # fmt: skip
     found: dict[str, list[int]] = {}
-    pending, exchange = job.recorder.pending, dist.all_to_all_single
+    pending, exchange, add = job.recorder.pending, dist.all_to_all_single, dist.all_reduce
     last: list[int] = []
 
     def noted(what: Any, *more: Any) -> Any:
@@ -171,11 +176,17 @@ def sent_and_received(
             last[:] = (row * (sum(each) - each[me]) for each in (sent, received))
         return exchange(out, x, received, sent, **more)
 
+    def summed(x: Tensor, *more: Any, **named: Any) -> Any:
+        if named.get("group") is job.parts.lines[0].copies.group and named.get("group"):
+            found.setdefault("copies", [0])[0] += x.nbytes
+        return add(x, *more, **named)
+
     job.recorder.pending, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
+    dist.all_reduce = summed  # type: ignore[assignment]
     for step in range(3):
         found.clear()
         job.step(batches[step], next_batch=batches[step + 1])
-    dist.all_to_all_single = exchange
+    dist.all_to_all_single, dist.all_reduce = exchange, add  # type: ignore[method-assign]
     job.close()
     return found
 
@@ -235,13 +246,18 @@ def test_rows_of_one_value_are_rows() -> None:
     assert has_rows(torch.ones(5, 1)) and not has_rows(torch.ones(5))
 
 
-def late_plan(prior: float, limit: float | None = None, form: str = "late_rows") -> Plan:
-    graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0),))
+def late_plan(
+    prior: float, limit: float | None = None, form: str = "late_rows", copies: int = 1
+) -> Plan:
+    graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0, 2 * copies),))
     problem = make_problem(
-        graph, slow(2), precision="fp64", optimizer="adam", max_grad_norm=limit
+        graph, slow(2 * copies), precision="fp64", optimizer="adam", max_grad_norm=limit
     )  # fmt: skip
-    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1))
-    said = {"ids": "0", "rows_each": 8 / ROWS, "row_bytes": 32, "prior": prior}
+    sizes = {"dp_shard": 2} | ({"dp_replicate": copies} if copies > 1 else {})
+    plan = build_plan(problem, uniform_choice(problem, zero=1, **sizes))
+    said = {"ids": "0", "rows": 16 / ROWS, "rows_each": 8 / copies / ROWS, "row_bytes": 32,
+            "prior": prior}  # fmt: skip
+    said = {name: value for name, value in said.items() if name in facts_of_tables(form)}
     own = ParameterChoice(zero=1, sync=FormChoice(form=form, settings=said))  # type: ignore[arg-type]
     stage = replace(plan.stages[0], by_parameter={"words.weight": own})
     plan = replace(plan, stages=(stage,))
@@ -266,6 +282,34 @@ def test_bytes_of_late_rows(form: str, answer: int, numbers: int) -> None:
     counted = run_ranks(2, sent_and_received, plan, (8, 8), True)
     for rank in (0, 1):
         assert {name: both[0] for name, both in counted[rank].items()} == table
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("form", "answer", "numbers", "marks"),
+    [("late_rows", 1, 2 * 8, ROWS // 2), ("late_columns", 0, 4 * 8, ROWS),
+     ("owned_rows", 0, 2 * 8, 0), ("owned_columns", 0, 4 * 8, 0)],
+)  # fmt: skip
+def test_bytes_of_rows_among_copies_of_owners(
+    form: str, answer: int, numbers: int, marks: int
+) -> None:
+    """Two copies of two owners sum their whole parts; where some rows go first they agree on those
+    before, by a byte for each that they have, and sum them. The dense part is summed beside."""
+    dense = (16 // 2 * 4 + 16 // 2 + 16 + 1) * 8  # rows of its parameters, of which one has one row
+    plan = late_plan(0.5, form=form, copies=2)
+    assert plan.predicted and plan.predicted.detail
+    said: dict[tuple[str, str], int] = {}
+    for sent in plan.predicted.detail.kinds[0].traffic:
+        key = (sent.purpose if sent.axis == "dp_shard" else sent.axis, sent.form)
+        said[key] = said.get(key, 0) + sent.nbytes
+    assert said["gradients", form] == 2 * (32 + answer)
+    assert said["parameters", form] == 2 * 32 + numbers
+    first = 16 // 2 * 32 if marks else 0  # of 16 rows of all ranks, an owner's
+    assert said["dp_replicate", form] == marks + first + ROWS // 2 * 32
+    for rank in run_ranks(4, sent_and_received, plan, (4, 4, 4, 4), True):
+        assert rank["gradients"][0] == said["gradients", form]
+        assert rank["parameters"][0] == said["parameters", form]
+        assert rank["copies"][0] == said["dp_replicate", form] + dense
 
 
 def test_what_is_late_is_hidden_by_the_next_step() -> None:

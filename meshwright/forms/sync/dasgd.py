@@ -8,7 +8,8 @@ parameters take turns; with `outer_lr` and `outer_momentum`, steps of Nesterov's
 along what replicas have changed in a round (DiLoCo, Douillard et al. 2023).
 
 Inside a replica, along dp_shard, ZeRO goes on as `zero` says. A replica's gradient is that of the
-mean over its own samples. States of the optimizer stay its own.
+mean over its own samples. States of the optimizer stay its own, and so do the statistics of
+batch-norms, which are those of its own samples: whoever reads parameters sees the mean of both.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,8 @@ _SETTINGS: Known = {
 
 GIVES_UP = (
     "replicas train alone between averages of their parameters, which arrive steps later: losses "
-    "are near those of plain training, and not equal to them"
+    "are near those of plain training, and not equal to them; batch-norms have the statistics of a "
+    "replica's own samples"
 )
 
 
@@ -96,7 +98,7 @@ def describe(
     if not rounds.delay:
         found.append(Hold(kind="communication", unit="bucket", since=Event.UPDATED,
                           until=Event.UPDATED, whole=1 - part, part=int(part)))  # fmt: skip
-    return replace(inner, rows=tuple(found), agrees=False)
+    return replace(inner, rows=tuple(found), agrees=False, apart=True)
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
@@ -199,16 +201,21 @@ class _Alone(SyncRun):
         self._fragments = [
             _Fragment(found) for found in _split(tensors, rounds.fragments)
         ]  # fmt: skip
+        self._buffers: list[Tensor] = []
+        """Which replicas have of their own."""
         self._steps = 0
         self._differ = False
         """Replicas may have different parameters."""
         self._own: list[Tensor] | None = None
-        """This replica's parameters, while what is held is the average."""
+        """This replica's parameters and buffers, while those that are there are the average."""
         self._loaded = False
 
     @property
     def _tensors(self) -> list[Tensor]:
-        return [x for fragment in self._fragments for x in fragment.tensors]
+        return [x for fragment in self._fragments for x in fragment.tensors] + self._buffers
+
+    def take_buffers(self, buffers: Sequence[Tensor]) -> None:
+        self._buffers = [x for x in buffers if x.is_floating_point()]
 
     @property
     def reduced(self) -> tuple[Held, ...]:

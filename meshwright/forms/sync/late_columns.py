@@ -18,6 +18,7 @@ from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
+SHARDS = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
 TABLES = ("rows", "rows_each", "row_bytes", "prior", "ids")
@@ -32,12 +33,16 @@ _SETTINGS: Known = {
 
 
 def describe(
-    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
-) -> Exchange:
-    """Returns what is held and sent: rows that are read next at once, the others a step later."""
+    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({}), *,
+    shards: int = 0,
+) -> Exchange:  # fmt: skip
+    """Returns what is held and sent: rows that are read next at once, the others a step later.
+
+    `shards`: ranks that own something, all replicas if 0.
+    """
     told = FormSettings(_SETTINGS, settings)
     return exchange_of_late_owners(
-        replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=True,
+        shards or replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=True,
         stepped=told.number("rows"), prior=told.number("prior"),
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
+SHARDS = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
 TABLES = ("rows", "rows_each", "row_bytes", "ids")
@@ -32,13 +33,17 @@ _SETTINGS: Known = {
 
 
 def describe(
-    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
-) -> Exchange:
+    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({}), *,
+    shards: int = 0,
+) -> Exchange:  # fmt: skip
     """Returns what is held and sent: rows both ways, and their numbers to all when they are asked
-    for."""
+    for.
+
+    `shards`: ranks that own something, all replicas if 0.
+    """
     told = FormSettings(_SETTINGS, settings)
     return exchange_of_owners(
-        replicas,
+        shards or replicas,
         told.number("rows_each"),
         told.whole("row_bytes"),
         to_all=True,

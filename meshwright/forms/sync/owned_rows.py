@@ -24,6 +24,7 @@ from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
+SHARDS = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
 ROW_STORES = True
@@ -39,12 +40,16 @@ the busiest owner has of those; the input that names them."""
 
 
 def describe(
-    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
-) -> Exchange:
-    """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
+    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({}), *,
+    shards: int = 0,
+) -> Exchange:  # fmt: skip
+    """Returns what is held and sent: rows both ways, and their numbers when they are asked for.
+
+    `shards`: ranks that own something, all replicas if 0.
+    """
     told = FormSettings(_SETTINGS, settings)
     return exchange_of_owners(
-        replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=False,
+        shards or replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=False,
         stepped=told.number("rows"), busiest=told.number("busiest"),
     )  # fmt: skip
 

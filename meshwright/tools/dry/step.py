@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from meshwright.ir.graph.bags import given_bags
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.measured import TensorMemory
@@ -33,7 +34,7 @@ def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> Tensor
             plan, graph, group.programs, _weights(graph), group.rank, CPU, 0, shared=False
         )
         optimizer = make_optimizer(planned_choice(plan), parts.held, None, torch.nn.Module())
-        batch = _batch(plan, short)
+        batch = _batch(plan, short, graph)
         end = StepEnd(parts, optimizer, CPU, plan.world_size)
         memory = _tracked(plan, short, graph, parts, batch, end)
         if optimizer.state or not parts.is_settled:
@@ -73,13 +74,16 @@ def _nbytes(spec: tuple[tuple[int, ...], torch.dtype]) -> int:
     return prod(spec[0]) * spec[1].itemsize
 
 
-def _batch(plan: Plan, short: Plan) -> dict[str, Tensor]:
+def _batch(plan: Plan, short: Plan, graph: Graph) -> dict[str, Tensor]:
     """A batch of the fewer micro-batches; what is not per sample stays as it is."""
     found = {}
+    ends = {bags.offsets for bags in given_bags(graph).values() if bags.last}
     for spec, (shape, dtype) in zip(plan.model.inputs, _batch_specs(plan), strict=True):
         if shape and shape[0] % plan.global_batch_size == 0:
             per_sample = shape[0] // plan.global_batch_size
             shape = (per_sample * short.global_batch_size, *shape[1:])
+        elif spec.name in ends:
+            shape = (short.global_batch_size + 1,)
         found[spec.name] = torch.empty(shape, dtype=dtype)
     return found
 

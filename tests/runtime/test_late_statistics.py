@@ -1,0 +1,180 @@
+"""Batch-norms whose replicas train alone: equal to models of their own in one process, each with
+the statistics of its own samples; whoever looks sees the mean."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.forms.sync_findings import findings
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.job.whole import differing_copies
+from meshwright.testing.spawn import alone, run_ranks
+
+STEPS, SAMPLES, LR, MICRO = 7, 12, 0.1, 2
+LATE = {"every": 3, "delay": 2}
+Batch = tuple[Tensor, Tensor]
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.out = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.out(torch.tanh(self.norm(self.up(x)))), y)
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Normed().double().train()
+
+
+def batch(step: int) -> Batch:
+    draw = torch.Generator().manual_seed(step)
+    return (torch.randn(SAMPLES, 5, generator=draw, dtype=torch.float64) + step % 3,
+            torch.randn(SAMPLES, 2, generator=draw, dtype=torch.float64))  # fmt: skip
+
+
+def graph() -> Graph:
+    return trace(model(), batch(0))
+
+
+def plan_of(ranks: int, said: dict[str, Any], **sizes: int) -> Plan:
+    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer="sgd")
+    choice = uniform_choice(problem, num_microbatches=MICRO, **sizes)
+    plan = build_plan(problem, choice, predict=False)
+    sync = FormChoice(form="dasgd", settings=said)
+    return replace(plan, stages=tuple(replace(stage, sync=sync) for stage in plan.stages))
+
+
+def job_of(plan: Plan) -> Any:
+    return compile_job(model(), plan, optimizer="sgd", lr=LR, device="cpu", graph=graph(),
+                       check=False)  # fmt: skip
+
+
+def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
+    """Of each: losses, what is exported in the end, losses of evaluations in between, and what
+    ranks have differently then. Some are saved in the middle, and go on as another job."""
+    found = []
+    for plan, folder in cases:
+        job, losses, asked = job_of(plan), [], []
+        for step in range(STEPS):
+            if folder and step == STEPS - 2:
+                job.save(folder)
+                job.close()
+                job = job_of(plan)
+                job.load(folder)
+            losses.append(float(job.step(batch(step))))
+            if step in (0, 3):
+                asked.append(float(job.eval(batch(9))))
+        state = full_state(job)
+        found.append((losses, state, asked, differing_copies(job, 1e-12)))
+        job.close()
+    return found
+
+
+def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
+    """The same of all replicas one after another, of models of torch's."""
+    own = [model() for _ in shares]
+    weights = [share / sum(shares) for share in shares]
+    steps = [torch.optim.SGD(x.parameters(), lr=LR) for x in own]
+    losses, asked = [], []
+    average: list[Tensor] = []
+    begun = 0
+    before: list[list[Tensor]] = []
+
+    def values(of: nn.Module) -> list[Tensor]:
+        return [p.detach().clone() for p in of.parameters()]
+
+    def mean() -> dict[str, Tensor]:
+        states = [x.state_dict() for x in own]
+        return {
+            name: sum(w * s[name] for w, s in zip(weights, states, strict=True)) if
+            first.is_floating_point() else first
+            for name, first in states[0].items()
+        }  # type: ignore[misc] # fmt: skip
+
+    def merge() -> None:
+        with torch.no_grad():
+            for x, had in zip(own, before, strict=True):
+                for p, old, new in zip(x.parameters(), had, average, strict=True):
+                    p += new - old
+
+    for step in range(STEPS):
+        parts = [[torch.split(half, list(shares)) for half in x.chunk(MICRO)] for x in batch(step)]
+        total = 0.0
+        for i, (x, stepped) in enumerate(zip(own, steps, strict=True)):
+            stepped.zero_grad()
+            for micro in range(MICRO):
+                loss = x(parts[0][micro][i], parts[1][micro][i]) / MICRO
+                loss.backward()
+                total += weights[i] * float(loss.detach())
+            stepped.step()
+        losses.append(total)
+        if average and step + 1 == begun + delay:
+            merge()
+            average = []
+        if (step + 1) % every == 0:
+            begun, before = step + 1, [values(x) for x in own]
+            average = [sum(w * v[i] for w, v in zip(weights, before, strict=True))  # type: ignore[misc]
+                       for i in range(len(before[0]))]  # fmt: skip
+            if not delay:
+                merge()
+                average = []
+        if step in (0, 3):
+            seen = model()
+            seen.load_state_dict(mean())
+            asked.append(float(seen.eval()(*batch(9)).detach()))
+    return losses, mean(), asked
+
+
+def test_each_replica_has_the_statistics_of_its_own_samples(tmp_path: Any) -> None:
+    """Averaged where they are read: in evaluation, checkpoint and export, after which each goes on
+    with its own; also of a replica of two ranks with ZeRO, of unequal replicas, and in the limit of
+    averages at once after every step, which is torch's DDP."""
+    two, alike = {"dp_replicate": 2}, (3, 3)
+    plans = [plan_of(2, LATE, **two), plan_of(2, {"every": 1, "delay": 0}, **two)]
+    uneven = replace(plans[0], stages=(replace(plans[0].stages[0], batch_shares=(4, 2)),))
+    cases = [(plans[0], ""), (plans[0], str(tmp_path / "kept")), (plans[1], ""), (uneven, "")]
+    found = run_ranks(2, _trained, cases)[0]
+    sharded = plan_of(4, LATE, dp_replicate=2, dp_shard=2, zero=1)
+    found += run_ranks(4, _trained, [(sharded, "")])[0]
+    late = alone(emulated, alike, 3, 2)
+    wanted = [late, late, alone(emulated, alike, 1, 0), alone(emulated, (4, 2), 3, 2)]
+    shares = sharded.stages[0].batch_shares
+    wanted.append(alone(emulated, (sum(shares[:2]), sum(shares[2:])), 3, 2))
+    assert len({losses[-1] for losses, *_ in wanted}) == 3
+    for (losses, state, asked, differ), (own, values, seen) in zip(found, wanted, strict=True):
+        assert losses == pytest.approx(own, rel=1e-10) and asked == pytest.approx(seen, rel=1e-10)
+        assert not differ and state.keys() == values.keys()
+        for name, x in values.items():
+            assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
+
+
+def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
+    """Replicas of one rank send nothing while blocks run."""
+    cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
+    pins = ("pp=1", "model=1", "dp=4", "sync=dasgd")
+    problem = make_problem(graph(), cluster, precision="fp64", optimizer="sgd", constraints=pins)
+    plan = search_problem(problem, progress=False)
+    assert any("statistics of a replica's own" in text for text in plan.gives_up)
+    assert any("statistics of batch norms are each replica's own" in note for note in plan.notes)
+    assert not [finding for finding in findings(plan) if finding.severity == "error"]
+    plain = replace(plan, stages=(replace(plan.stages[0], sync=None),))
+    late_s, all_s = (
+        stage_costs(problem.tables, each, 0).cost.forward_s for each in (plan, plain)
+    )  # fmt: skip
+    assert late_s < 0.8 * all_s
