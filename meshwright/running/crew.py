@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.job import memory_saves
 from meshwright.runtime.world import launcher
 
@@ -28,6 +29,8 @@ class JobStart:
     """Rank -> device, as the whole cluster counts them."""
     failures: tuple[str, ...] = ()
     """What ended those before, oldest first."""
+    token: str = ""
+    """Of the lease of whoever leads, where there are several machines."""
 
     def dumps(self) -> dict[str, object]:
         """For JSON."""
@@ -46,6 +49,8 @@ class RankStarter:
     """A folder for the newest state, in memory."""
     as_json: bool = False
     """What ranks print goes to stderr."""
+    lease: Path | None = None
+    """The file of whoever leads, where there are several machines."""
 
     def devices_of(self, node: int) -> range:
         """Its devices, as the whole cluster counts them."""
@@ -71,6 +76,8 @@ class RankStarter:
         shown = visible(slots) if kind == "cuda" else {}
         if self.memory is not None:
             shown[memory_saves.FOLDER] = str(self.memory)
+        if self.lease is not None:
+            shown |= fence.named_by(self.lease, start.token)
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         return Ranks(
             len(start.devices), arguments, store, start.number, shown, asked,
@@ -94,8 +101,9 @@ class Crew(Protocol):
     def absent(self) -> set[int]:
         """Devices of machines that are not there."""
 
-    def has_more(self) -> bool:
-        """Whether a machine has come that does not take part yet."""
+    def has_more(self, lost: Collection[int]) -> bool:
+        """Whether a machine has come that does not take part yet, with devices that are not
+        lost."""
 
     def run(
         self,
@@ -123,7 +131,7 @@ class OwnMachine:
     def absent(self) -> set[int]:
         return set()
 
-    def has_more(self) -> bool:
+    def has_more(self, lost: Collection[int]) -> bool:
         return False
 
     def run(

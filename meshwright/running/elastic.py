@@ -11,7 +11,7 @@ at once: the job saves, and goes on with it.
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from meshwright.ir.plan.show import seconds
 from meshwright.running.all_starts import steps_of_all
 from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter
 from meshwright.running.memory_folder import memory_folder
-from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, lead
+from meshwright.running.nodes import lease as lease_file
+from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, LeadingCrew, lead
+from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import meet
 from meshwright.running.nodes.members import Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
@@ -128,11 +130,9 @@ class Supervisor:
         without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
         self.say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
-        again_at = min(self.lost.values(), default=float("inf"))
         end = self.crew.run(
-            start, lambda: self.replanner.search_ahead(left_out),
-            lambda: time.monotonic() > again_at or self.crew.has_more(), asked,
-        )  # fmt: skip
+            start, lambda: self.replanner.search_ahead(left_out), self._may_have_more, asked
+        )
         gone = self.crew.absent()
         lost = [slots[rank] for rank in end.lost if slots[rank] not in gone]
         self._note(
@@ -142,7 +142,15 @@ class Supervisor:
             lost=lost, gone=sorted(gone.difference(left_out)),
         )  # fmt: skip
         self._lose(lost)
+        if end.cause is not None and end.cause.kind == "gone":
+            self._lose(gone.difference(left_out), free=1)
         return end
+
+    def _may_have_more(self) -> bool:
+        """Whether there is more than the ranks use: a device that may be tried again, a machine."""
+        now = time.monotonic()
+        free = {device for device, at in self.lost.items() if at < now}
+        return not free <= self.crew.absent() or self.crew.has_more(self.lost)
 
     def _judged(self, end: JobEnd) -> int | None:
         """The exit code if the job is not started again."""
@@ -154,12 +162,16 @@ class Supervisor:
         self.say(f"not started again: {verdict.why}")
         return verdict.exit_code
 
-    def _lose(self, devices: Sequence[int]) -> None:
-        """Devices that are lost again and again wait longer each time."""
+    def _lose(self, devices: Iterable[int], free: int = 0) -> None:
+        """Devices that are lost again and again wait longer each time. The first `free` times they
+        do not: those of a node that has gone are taken back when it comes, but not time and again,
+        or a node that fails soon after each start would keep all others from training."""
         for device in devices:
             count = self.times_lost.get(device, 0)
             self.times_lost[device] = count + 1
-            self.lost[device] = time.monotonic() + self.retry_lost_s * 2**count
+            if count >= free:
+                wait_s = self.retry_lost_s * 2 ** (count - free)
+                self.lost[device] = time.monotonic() + wait_s
 
     def _take_back(self) -> None:
         now = time.monotonic()
@@ -185,9 +197,10 @@ def run_elastic(
     retry_lost_s: float,
     as_json: bool = False,
     nodes: NodesChoice | None = None,
+    save: Path | None = None,
 ) -> int:
     """Runs a job that survives the loss of devices; its exit code. On a machine that is one of
-    several, with `nodes`.
+    several, with `nodes`, and `save`, the folder of checkpoints.
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
@@ -198,43 +211,56 @@ def run_elastic(
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
     with memory_folder() as memory, children.ending_signals() as asked:
+        lease = None if save is None or nodes is None else Lease(save / lease_file.NAME)
         starter = RankStarter(
-            machines, output, arguments, memory if nodes is None else None, as_json
-        )
+            machines, output, arguments, memory if lease is None else None, as_json,
+            None if lease is None else lease.path,
+        )  # fmt: skip
         supervisor = Supervisor(replanner, output, OwnMachine(starter), retry_lost_s)
         try:
-            if nodes is None:
+            if nodes is None or lease is None:
                 return supervisor.run(asked)
-            return take_part(supervisor, starter, nodes, f"{plan.hash[:16]} {target}", asked)
+            lease.watch()
+            job = f"{plan.hash[:16]} {target}"
+            return take_part(supervisor, starter, lease, nodes, job, asked)
         finally:
+            if lease is not None:
+                lease.close()
             replanner.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
 
 
 def take_part(
-    supervisor: Supervisor, starter: RankStarter, nodes: NodesChoice, job: str, asked: list[int]
-) -> int:
+    supervisor: Supervisor, starter: RankStarter, lease: Lease, nodes: NodesChoice, job: str,
+    asked: list[int],
+) -> int:  # fmt: skip
     """Leads the nodes of a job, or follows whoever does, until the job is over; its exit code."""
-    gone, node = None, nodes.node
+    node, gone, silent = nodes.node, None, False
     started, failures = 0, tuple[str, ...]()  # what those who led before have told
     expected = set(range(starter.cluster.num_nodes))
-    while meeting := meet(nodes.places, job, GIVE_UP_S, gone=gone, asked=asked):
+    while meeting := meet(
+        nodes.places, job, GIVE_UP_S, gone=gone, silent=silent, asked=asked
+    ):  # fmt: skip
+        gone, silent = None, False
         if meeting.leads:
             supervisor.started = started
             supervisor.failures = [FirstFailure.loads(text) for text in failures]
             least = nodes.least_of(starter.cluster.num_nodes)
-            supervisor.crew = crew = lead(meeting, starter, least, max(node, 0), expected, started)
+            node = max(node, 0)
+            crew = lead(meeting, starter, lease, least, node, expected, started)
+            del meeting
             try:
-                code = supervisor.run(asked)
-                if not (asked and code):  # else this node leaves, and another one may lead
-                    crew.end(code)
-            finally:
-                crew.members.close()
-            return code
-        gone = None
+                return _lead(supervisor, crew, asked)
+            except LeaseLost as lost:
+                supervisor.say(f"node {node} leads no more: {lost}")
+                started = supervisor.started + 1  # the one under way has its folder
+                failures = tuple(failure.dumps() for failure in supervisor.failures)
+                supervisor.crew = OwnMachine(starter)
+                del crew, lost  # and with it the store that others would find
+                continue
         try:
-            membership = Membership.join(meeting.store, node)
+            membership = Membership.join(meeting.store, node, meeting.cut)
         except dist.DistError:
             gone = meeting.place
             continue
@@ -246,9 +272,22 @@ def take_part(
             gone = meeting.place
         finally:
             membership.leave()
+        silent = membership.silent
         started, failures, node = follower.started, follower.failures, follower.node
         expected = follower.others or expected
     if not asked:
         places = ", ".join(map(str, nodes.places))
         supervisor.say(f"nobody leads the nodes: no answer at {places} for {GIVE_UP_S:g} s")
     return RETRY
+
+
+def _lead(supervisor: Supervisor, crew: LeadingCrew, asked: list[int]) -> int:
+    """The exit code of the job; LeaseLost if another node leads by now."""
+    supervisor.crew = crew
+    try:
+        code = supervisor.run(asked)
+        if not (asked and code):  # else this node leaves, and another one may lead
+            crew.end(code)
+    finally:
+        crew.members.close()
+    return code

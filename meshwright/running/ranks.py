@@ -159,7 +159,8 @@ class Ranks:
                 looked = now
                 if not sent and (cause := self._cause(failed)):
                     return self._end_all(cause, now)
-                if not left and leave() and self._train():
+                wanted = leave()  # also where they were asked: it may raise
+                if wanted and not left and self._train():
                     self.send(SIGUSR1)
                     left = True
             time.sleep(_POLL_S)

@@ -45,7 +45,8 @@ GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"
 
-FailureKind = Literal["raised", "died", "hung", "left"]
+FailureKind = Literal["raised", "died", "hung", "left", "gone"]
+"""The last one: of a whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
