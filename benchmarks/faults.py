@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.running import spare
 from meshwright.running.nodes.meeting import MeetingPlace
 
 STEPS, BATCH, RANKS = 12, 12, 3
@@ -42,6 +43,9 @@ KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 300, 3000.0, 0.01
 NODES, NODE_RANKS = 2, 2
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
+_CALM_S = 10.0
+"""That the ranks have trained for when the fault comes: by then a supervisor has spares, and the
+plan for less."""
 _LAST_S = 0.02
 """After the batch was given out: within the step, mostly."""
 
@@ -82,6 +86,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
         if fault and number == AT and (int(start), int(rank)) in fault.places:
             happened = Path(os.environ[WHERE], "happened")
             if not happened.exists():
+                time.sleep(_CALM_S * ("--hang" not in fault.more))
                 happened.write_text(str(time.time()))
             fault.act(x)
         time.sleep(fault.pause_s if fault and start != "0" else 0.0)
@@ -180,6 +185,11 @@ def _kill_node(x: Tensor) -> None:
     os.kill(own, signal.SIGKILL)
 
 
+def _stop_node(x: Tensor) -> None:
+    """Its supervisor alone: connections stay, and nobody answers."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
 def _end_node(x: Tensor) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
 
@@ -216,6 +226,8 @@ class Fault:
     """Whether it is of a job on two nodes."""
     comes_back: bool = False
     """Whether the node that has gone is started again."""
+    wakes: bool = False
+    """Whether the node that was stopped goes on, once the other one trains."""
     pause_s: float = 0.0
     """Of each later batch, so that there is time for that."""
 
@@ -263,6 +275,8 @@ FAULTS: Mapping[str, Fault] = {
     "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=True),
     "node killed, and back": Fault(
         _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=4.0),
+    "leading node stopped, and goes on": Fault(
+        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=True, wakes=True, pause_s=4.0),
 }  # fmt: skip
 
 
@@ -358,6 +372,9 @@ def _on_nodes(command: Sequence[str], fault: Fault, folder: Path, own: Mapping[s
         wait(lambda: nodes[1].poll() is not None)
         wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())
         nodes[1] = node(1)
+    if fault.wakes:
+        wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())
+        nodes[0].send_signal(signal.SIGCONT)
     codes = [one.wait(max(1.0, until - time.monotonic())) for one in nodes]
     return next((code for code in codes if code >= 0), 128 - codes[0])
 
@@ -478,9 +495,16 @@ def _kill_ranks(
         time.sleep(chosen.uniform(0.0, 1.5))
         if process.poll() is not None:
             return
-        ranks = [p for p in psutil.Process(process.pid).children() if "RANK" in p.environ()]
+        ranks = [p for p in psutil.Process(process.pid).children() if not _is_spare(p)]
         for rank in chosen.sample(ranks, min(len(ranks), 1)):
             rank.kill()
+
+
+def _is_spare(process: psutil.Process) -> bool:
+    """Whether it waits to become a rank: then its input is a pipe."""
+    return spare.__name__ in process.cmdline() and (
+        os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
+    )
 
 
 _HEADS = ("fault", "ranks", "detected, s", "trains again, s", "exit", "cause named", "right")

@@ -13,6 +13,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.spares import Spares
 from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.job import memory_saves
 from meshwright.runtime.world import launcher
@@ -49,6 +50,7 @@ class RankStarter:
     """A folder for the newest state, in memory."""
     as_json: bool = False
     """What ranks print goes to stderr."""
+    spares: Spares | None = None
     lease: Path | None = None
     """The file of whoever leads, where there are several machines."""
 
@@ -81,8 +83,13 @@ class RankStarter:
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         return Ranks(
             len(start.devices), arguments, store, start.number, shown, asked,
-            stdout=sys.stderr.fileno() if self.as_json else None, own=own, node=node,
+            stdout=stdout_of_ranks(self.as_json), own=own, node=node, spares=self.spares,
         )  # fmt: skip
+
+
+def stdout_of_ranks(as_json: bool) -> int | None:
+    """Where what ranks print goes, if not to the stdout of their supervisor."""
+    return sys.stderr.fileno() if as_json else None
 
 
 def visible(slots: Sequence[int]) -> dict[str, str]:

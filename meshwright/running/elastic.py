@@ -24,7 +24,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.running.all_starts import steps_of_all
-from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter
+from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter, stdout_of_ranks
 from meshwright.running.memory_folder import memory_folder
 from meshwright.running.nodes import lease as lease_file
 from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, LeadingCrew, lead
@@ -34,6 +34,7 @@ from meshwright.running.nodes.members import Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, say_end
 from meshwright.running.replan import NewPlan, Replanner
+from meshwright.running.spares import Spares
 from meshwright.running.verdict import judge
 from meshwright.runtime.world import children
 from meshwright.runtime.world.exit_codes import RETRY, STOP
@@ -210,10 +211,14 @@ def run_elastic(
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
-    with memory_folder() as memory, children.ending_signals() as asked:
+    own = machines.nodes[max(0, nodes.node if nodes is not None else 0)]
+    with (
+        memory_folder() as memory, children.ending_signals() as asked,
+        Spares(len(own.devices), stdout_of_ranks(as_json)) as spares,
+    ):  # fmt: skip
         lease = None if save is None or nodes is None else Lease(save / lease_file.NAME)
         starter = RankStarter(
-            machines, output, arguments, memory if lease is None else None, as_json,
+            machines, output, arguments, memory if lease is None else None, as_json, spares,
             None if lease is None else lease.path,
         )  # fmt: skip
         supervisor = Supervisor(replanner, output, OwnMachine(starter), retry_lost_s)
@@ -265,6 +270,8 @@ def take_part(
             gone = meeting.place
             continue
         follower = Follower(starter, meeting, membership, started, failures, node)
+        if any(place.is_here() for place in nodes.places):  # it may have to lead
+            follower.ahead = supervisor.replanner.search_ahead
         try:
             if (over := follower.run(asked)) is not None:
                 return over

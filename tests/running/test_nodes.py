@@ -31,6 +31,7 @@ from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
 from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.replan import Replanner
 from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
@@ -362,7 +363,7 @@ def test_what_one_node_alone_sees_ends_the_ranks_of_all(tmp_path, monkeypatch):
 class _TakesOver:
     """A supervisor that leads at once, and is done."""
 
-    started, failures, crew = 0, (), None
+    started, failures, crew, replanner = 0, (), None, Replanner(None, TWO, None)
 
     def run(self, asked):
         self.there = self.crew.members.own, self.crew.members.next_start, self.crew.expected
@@ -409,7 +410,9 @@ def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
             code = pool.submit(take_part, supervisor, crew.starter, lease, choice, "job", [])
             if heard:
                 line = JobStart(3, "{}", (0, 1), (failure.dumps(),)).dumps()
-                meeting.store.set("start/3", json.dumps(line | {"port": 0, "others": [1]}))
+                meeting.store.set(
+                    "start/3", json.dumps(line | {"port": 0, "others": [1], "away": []})
+                )
             while not meeting.store.check([until]):
                 time.sleep(0.01)
             crew.members.close()

@@ -88,7 +88,9 @@ class LeadingCrew:
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
         here = self.members.begin(start.number)
         self._known, there = set(here), {own, *here.values()}
-        line = start.dumps() | {"port": store.port, "others": sorted(there - {own})}
+        line = start.dumps() | {
+            "port": store.port, "others": sorted(there - {own}), "away": sorted(self.absent())
+        }  # fmt: skip
         if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
             # Between the search and now: so that number is used, and nobody has ranks.
             told.set(f"start/{start.number}", json.dumps(line | {"devices": []}))
@@ -216,6 +218,8 @@ class Follower:
     """The one that it asks for, then the one that it has."""
     others: set[int] = field(default_factory=set)
     """Nodes that were there at that start, without the leader's: who takes over waits for them."""
+    ahead: Callable[[Sequence[int]], None] = lambda away: None
+    """Searches the plan that it takes if one node more goes, beside training."""
 
     def run(self, asked: list[int]) -> int | None:
         """The exit code of the job; None if this node is to come anew, since it was taken for dead.
@@ -237,7 +241,7 @@ class Follower:
             time.sleep(_POLL_S)
 
     def _start(self, line: dict[str, Any], asked: list[int]) -> None:
-        port, self.others = line.pop("port"), set(line.pop("others"))
+        port, self.others, away = line.pop("port"), set(line.pop("others")), line.pop("away")
         devices, self.failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
         start = JobStart(**line, devices=devices, failures=self.failures)
         self.started = start.number + 1
@@ -252,6 +256,7 @@ class Follower:
             self.meeting.ports[:] = [port]
             store = launcher.connected(self.meeting.place.host, port)
             with self.starter.ranks(start, self.node, store, asked) as ranks:
+                self.ahead(away)
                 end = ranks.wait(asks)
         except dist.DistError:
             told.check([""])  # DistError: the leader is gone, not its store of the ranks alone

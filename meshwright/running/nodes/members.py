@@ -215,12 +215,10 @@ class Membership:
                 return
 
     def _beat(self) -> None:
-        count, key = 0, f"beat/{self.number}"
+        key = f"beat/{self.number}"
         while not self._closed.is_set():
-            count += 1
             try:
-                self.store.set(key, str(count))
-                self._answers = count
+                self._answers = self.store.add(key, 1)  # to a `set` nobody answers
             except (dist.DistError, RuntimeError):
                 return  # whoever asks the store next will see it
             self._closed.wait(BEAT_S)
