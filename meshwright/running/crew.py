@@ -13,6 +13,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.slow_ranks import Standings
 from meshwright.running.spares import Spares
 from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.job import memory_saves
@@ -116,11 +117,11 @@ class Crew(Protocol):
         self,
         start: JobStart,
         meanwhile: Callable[[], None],
-        leave: Callable[[], bool],
+        leave: Callable[[Standings], bool],
         asked: list[int],
     ) -> JobEnd:
-        """Starts the ranks, does something meanwhile, and waits for their end; `leave` asks whether
-        they are to save and leave."""
+        """Starts the ranks, does something meanwhile, and waits for their end; `leave` is asked
+        whether they are to save and leave."""
 
     def end(self, code: int) -> None:
         """The job is over, with this exit code."""
@@ -142,13 +143,13 @@ class OwnMachine:
         return False
 
     def run(
-        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
-        asked: list[int],
+        self, start: JobStart, meanwhile: Callable[[], None],
+        leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         with self.starter.ranks(start, 0, launcher.open_store(), asked) as ranks:
             meanwhile()
-            return ranks.wait(leave)
+            return ranks.wait(lambda: leave(ranks.standings))
 
     def end(self, code: int) -> None:
         pass

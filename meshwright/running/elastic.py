@@ -33,7 +33,9 @@ from meshwright.running.nodes.meeting import meet
 from meshwright.running.nodes.members import Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, say_end
+from meshwright.running.relief import Relief
 from meshwright.running.replan import NewPlan, Replanner
+from meshwright.running.slow_ranks import Standings
 from meshwright.running.spares import Spares
 from meshwright.running.verdict import judge
 from meshwright.runtime.world import children
@@ -79,6 +81,7 @@ class Supervisor:
     """Device -> when it may be tried again."""
     times_lost: dict[int, int] = field(default_factory=dict)
     failures: list[FirstFailure] = field(default_factory=list)
+    relief: Relief | None = None
 
     def run(self, asked: list[int]) -> int:
         """The exit code of the job; `asked` are the signals that have come, and come."""
@@ -131,8 +134,9 @@ class Supervisor:
         without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
         self.say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
+        self.relief = Relief(self.replanner, found, tuple(left_out), slots, self._slow)
         end = self.crew.run(
-            start, lambda: self.replanner.search_ahead(left_out), self._may_have_more, asked
+            start, lambda: self.replanner.search_ahead(left_out), self._may_do_better, asked
         )
         gone = self.crew.absent()
         lost = [slots[rank] for rank in end.lost if slots[rank] not in gone]
@@ -147,11 +151,20 @@ class Supervisor:
             self._lose(gone.difference(left_out), free=1)
         return end
 
-    def _may_have_more(self) -> bool:
-        """Whether there is more than the ranks use: a device that may be tried again, a machine."""
+    def _may_do_better(self, standings: Standings) -> bool:
+        """Whether there is more than the ranks use, a device that may be tried again or a machine,
+        or a better plan for slow ones among them."""
         now = time.monotonic()
         free = {device for device, at in self.lost.items() if at < now}
-        return not free <= self.crew.absent() or self.crew.has_more(self.lost)
+        if not free <= self.crew.absent() or self.crew.has_more(self.lost):
+            return True
+        return self.relief is not None and self.relief.is_found(standings)
+
+    def _slow(self, rank: int, device: int, factor: float) -> None:
+        """Names a slow rank."""
+        what = f"takes {factor:g} times as long as" if factor > 1 else "is now as fast as"
+        self._note("slow", rank=rank, device=device, factor=factor)
+        self.say(f"rank {rank} (device {device}) {what} ranks that do the same")
 
     def _judged(self, end: JobEnd) -> int | None:
         """The exit code if the job is not started again."""
@@ -232,6 +245,8 @@ def run_elastic(
             if lease is not None:
                 lease.close()
             replanner.close()
+            if supervisor.relief is not None:
+                supervisor.relief.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
 

@@ -25,6 +25,7 @@ from meshwright.runtime.world.failure import (
     standing_of,
     standings,
 )
+from meshwright.runtime.world.standing import RankStanding
 
 _MESHWRIGHT = ("-m", "meshwright")
 _POLL_S = 0.05
@@ -152,6 +153,10 @@ class Ranks:
         found = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in found.items() if code is not None}
 
+    def standings(self) -> dict[int, RankStanding]:
+        """Where all ranks of the job are, also those of other machines."""
+        return standings(launcher.told(self.store, self.started), self.world_size)
+
     def wait(self, leave: Callable[[], bool] = lambda: False) -> JobEnd:
         """Returns when all ranks have ended: by themselves, or killed after one of them failed.
 
@@ -200,7 +205,7 @@ class Ranks:
 
     def _train(self) -> bool:
         """Whether all ranks have taken a step, and so heed signals."""
-        found = standings(launcher.told(self.store, self.started), self.world_size)
+        found = self.standings()
         return len(found) == self.world_size and all(s.step for s in found.values())
 
     def _end_all(self, cause: FirstFailure, since: float) -> JobEnd:

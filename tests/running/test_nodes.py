@@ -245,11 +245,11 @@ def test_a_node_that_goes_time_and_again_is_not_taken_back_at_once(tmp_path):
         supervisor._lose([2, 3], free=1)
         left = [at - time.monotonic() for at in supervisor.lost.values()]
         assert left == pytest.approx([wait_s] * 2 * bool(wait_s), abs=1.0)
-    assert not supervisor._may_have_more()
+    assert not supervisor._may_do_better(dict)
     supervisor.lost[2] = time.monotonic()
-    assert not supervisor._may_have_more(), "it may be tried again, and is not there"
+    assert not supervisor._may_do_better(dict), "it may be tried again, and is not there"
     supervisor.lost[1] = time.monotonic()
-    assert supervisor._may_have_more()
+    assert supervisor._may_do_better(dict)
 
 
 class _Away:
@@ -310,7 +310,7 @@ def _start(number, devices=(0, 1, 2, 3)):
 
 
 def _run(crew, start):
-    return crew.run(start, lambda: None, lambda: False, [])
+    return crew.run(start, lambda: None, lambda _: False, [])
 
 
 WAIT = "time.sleep(100)"
@@ -347,7 +347,7 @@ def test_what_one_node_alone_sees_ends_the_ranks_of_all(tmp_path, monkeypatch):
         end = _run(crew, _start(0))
         assert end.cause.text == "rank 2 ended with exit code 3, before it took a step"
         assert end.exit_code == 3 and len(end.codes) == 4
-        end = crew.run(_start(1, (2, 3)), lambda: None, lambda: False, [signal.SIGTERM])
+        end = crew.run(_start(1, (2, 3)), lambda: None, lambda _: False, [signal.SIGTERM])
         assert end.cause.text == "node 1 is gone", "which had ranks that did not leave"
         assert crew.meeting.store.check(["leave/1"]), "they were asked: the leader has none to ask"
 
@@ -439,7 +439,7 @@ def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkey
 
     with _two_nodes(tmp_path, monkeypatch, leave) as (crew, asked, codes):
         crew.gather([])
-        end = crew.run(_start(0), ask, lambda: False, [])
+        end = crew.run(_start(0), ask, lambda _: False, [])
         assert end.saved and not end.asked_by and crew.absent() == {2, 3}
         until = time.monotonic() + WAIT_S
         while not codes and time.monotonic() < until:

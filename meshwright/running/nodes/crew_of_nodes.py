@@ -18,6 +18,7 @@ from meshwright.running.nodes.lease import Lease
 from meshwright.running.nodes.meeting import Meeting
 from meshwright.running.nodes.members import Members, Membership
 from meshwright.running.ranks import JobEnd
+from meshwright.running.slow_ranks import Standings
 from meshwright.runtime.world import launcher
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
@@ -79,8 +80,8 @@ class LeadingCrew:
         return any(device not in lost for node in new for device in self.starter.devices_of(node))
 
     def run(
-        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
-        asked: list[int],
+        self, start: JobStart, meanwhile: Callable[[], None],
+        leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
         start = replace(start, token=self.lease.token)
         store = launcher.open_store(self.meeting.place.host)
@@ -101,7 +102,7 @@ class LeadingCrew:
 
         def asks() -> bool:
             self.lease.check()
-            if not leave():
+            if not leave(ranks.standings):
                 return False
             told.set(f"leave/{start.number}", "")
             return first == own
@@ -109,7 +110,7 @@ class LeadingCrew:
         with self.starter.ranks(start, own, store, asked) as ranks:
             meanwhile()
             ends = {own: ranks.wait(asks)}
-            ends |= self._others(start, others, leave, asked)
+            ends |= self._others(start, others, lambda: leave(ranks.standings), asked)
         self.lease.look()  # its ranks may have seen first that it is lost
         self.lease.check()
         gone = {n: ranks_of[n] for n in others.values() if n not in ends}
