@@ -31,7 +31,7 @@ class SlowRanks:
     """Looks at the ranks of one start."""
 
     plan: Plan
-    _looked: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=lambda: time.monotonic())
     _step: int = 0
     _seen: deque[dict[int, float]] = field(default_factory=lambda: deque(maxlen=LOOKS))
 

@@ -1,6 +1,7 @@
 """A rank that is slower than others with the same work is named, and gets less to do."""
 
 from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -20,13 +21,15 @@ from tests.planner.problems import cluster, mlp
 @pytest.fixture(scope="module")
 def plan():
     """Three replicas, of 3, 3 and 2 samples."""
-    return mw.search(mlp(), cluster(3), constraints=("dp_shard=3",), progress=False)
+    return mw.search(
+        mlp(), cluster(3), constraints=("dp_shard=3",), progress=False, time_limit_s=600.0
+    )  # it is ours, and a machine may stand still
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(slow_ranks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slow_ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -55,7 +58,7 @@ def test_it_is_measured_by_its_samples_and_its_peers(plan):
 def test_looks_have_to_agree(plan, clock):
     looks = SlowRanks(plan)
 
-    def look(step, *busy_s, known={}):
+    def look(step, *busy_s, known=MappingProxyType({})):
         clock[0] += slow_ranks.LOOK_S
         return looks.changed(lambda: _standings(step, *busy_s), known)
 
@@ -81,9 +84,9 @@ def test_a_plan_that_knows_of_it_gives_it_less(plan, clock):
     relief = Relief(replanner, NewPlan(plan), (1,), (0, 2, 3), lambda *what: said.append(what))
     for step in range(1, LOOKS + 1):
         clock[0] += slow_ranks.LOOK_S
-        assert not relief.is_found(lambda step=step: _standings(step, 3.0, 12.0, 2.0))
+        assert not relief.is_found(lambda step=step: _standings(step, 3.0, 24.0, 2.0))
     relief.close()
-    assert said == [(1, 2, 4.0)] and replanner.slow == {2: 4.0}
+    assert said == [(1, 2, 8.0)] and replanner.slow == {2: 8.0}
     assert relief.is_found(lambda: {})
     shares = replanner.plan_without([1]).plan.stages[0].batch_shares
     assert shares[1] == min(shares) < 3 and sum(shares) == 8
