@@ -38,8 +38,9 @@ AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
 LIMIT_S = 600.0
-KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 300, 3000.0, 0.01
-"""A run of so many steps for each of the ranks that are killed in it, at random times."""
+KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 100, 3000.0, 0.01
+"""A run of so many steps for each of the ranks that are killed in it, at random times. A start that
+is to lose one goes no further than its share of the steps."""
 NODES, NODE_RANKS = 2, 2
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
@@ -83,6 +84,8 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
     for number in range(10**6):
         x, y = _batch(number)
         time.sleep(_BATCH_S if KILLS in os.environ else 0.0)
+        while int(start) < min(int(os.environ.get(KILLS, "0")), number // STEPS_A_KILL):
+            time.sleep(_BATCH_S)
         if fault and number == AT and (int(start), int(rank)) in fault.places:
             happened = Path(os.environ[WHERE], "happened")
             if not happened.exists():
@@ -274,9 +277,9 @@ FAULTS: Mapping[str, Fault] = {
     "leading node killed": Fault(_kill_node, "", _at((0, 0)), nodes=True),
     "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=True),
     "node killed, and back": Fault(
-        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=4.0),
+        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=2.5),
     "leading node stopped, and goes on": Fault(
-        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=True, wakes=True, pause_s=4.0),
+        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=True, wakes=True, pause_s=2.5),
 }  # fmt: skip
 
 
@@ -472,8 +475,8 @@ def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
                 plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
             )
             process = subprocess.Popen(
-                command, env=_environment("", where) | {KILLS: "1"}, stderr=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                command, env=_environment("", where) | {KILLS: str(count if name == "killed" else 0)},
+                stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             if name == "killed":
                 _kill_ranks(process, folder / name, count, chosen)
