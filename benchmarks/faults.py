@@ -474,8 +474,9 @@ def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
             command = _command(
                 plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
             )
+            kills = str(count if name == "killed" else 0)
             process = subprocess.Popen(
-                command, env=_environment("", where) | {KILLS: str(count if name == "killed" else 0)},
+                command, env=_environment("", where) | {KILLS: kills},
                 stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             if name == "killed":
