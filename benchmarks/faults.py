@@ -39,8 +39,9 @@ AT = 6
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
 LIMIT_S = 600.0
 KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 100, 3000.0, 0.01
-"""A run of so many steps for each of the ranks that are killed in it, at random times. A start that
-is to lose one goes no further than its share of the steps."""
+"""A run of so many steps for each of the ranks that are killed in it, at random times. It goes no
+further than the share of those that have been killed and the next one."""
+_KILLED_SO_FAR = "killed-so-far"
 NODES, NODE_RANKS = 2, 2
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
@@ -84,7 +85,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
     for number in range(10**6):
         x, y = _batch(number)
         time.sleep(_BATCH_S if KILLS in os.environ else 0.0)
-        while int(start) < min(int(os.environ.get(KILLS, "0")), number // STEPS_A_KILL):
+        while _killed() < min(int(os.environ.get(KILLS, "0")), number // STEPS_A_KILL):
             time.sleep(_BATCH_S)
         if fault and number == AT and (int(start), int(rank)) in fault.places:
             happened = Path(os.environ[WHERE], "happened")
@@ -94,6 +95,12 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
             fault.act(x)
         time.sleep(fault.pause_s if fault and start != "0" else 0.0)
         yield x, y
+
+
+def _killed() -> int:
+    """Ranks that have been killed; none where nobody counts them."""
+    path = Path(os.environ.get(WHERE, ""), _KILLED_SO_FAR)
+    return path.stat().st_size if path.is_file() else 0
 
 
 # Faults: what a rank does to itself.
@@ -492,16 +499,28 @@ def _kill_ranks(
     process: subprocess.Popen[bytes], folder: Path, count: int, chosen: random.Random
 ) -> None:
     """Each start trains for a random time, then loses a rank."""
-    for number in range(count):
-        log = folder / f"run/start-{number}/metrics.jsonl"
-        while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 2):
-            time.sleep(0.1)
-        time.sleep(chosen.uniform(0.0, 1.5))
-        if process.poll() is not None:
-            return
+    last = -1
+    for _ in range(count):
+        newest, trained = -1, -2
+        while newest != trained or newest <= last:  # since it may have left, for a device to retry
+            newest = _training(folder / "run")
+            time.sleep(0.1 if newest <= last else chosen.uniform(0.0, 1.5))
+            trained = _training(folder / "run")
+            if process.poll() is not None:
+                return
         ranks = [p for p in psutil.Process(process.pid).children() if not _is_spare(p)]
         for rank in chosen.sample(ranks, min(len(ranks), 1)):
             rank.kill()
+        last = newest
+        with (folder.parent / _KILLED_SO_FAR).open("ab") as file:
+            file.write(b"x")
+
+
+def _training(output: Path) -> int:
+    """The newest start if it has taken some steps, else -1."""
+    newest = max((int(p.name.split("-")[1]) for p in output.glob("start-*")), default=0)
+    log = output / f"start-{newest}/metrics.jsonl"
+    return newest if log.exists() and log.read_text().count("\n") > 2 else -1
 
 
 def _is_spare(process: psutil.Process) -> bool:
