@@ -508,7 +508,7 @@ def _kill_ranks(
             trained = _training(folder / "run")
             if process.poll() is not None:
                 return
-        ranks = [p for p in psutil.Process(process.pid).children() if not _is_spare(p)]
+        ranks = [p for p in psutil.Process(process.pid).children() if _is_rank(p)]
         for rank in chosen.sample(ranks, min(len(ranks), 1)):
             rank.kill()
         last = newest
@@ -523,10 +523,12 @@ def _training(output: Path) -> int:
     return newest if log.exists() and log.read_text().count("\n") > 2 else -1
 
 
-def _is_spare(process: psutil.Process) -> bool:
-    """Whether it waits to become a rank: then its input is a pipe."""
+def _is_rank(process: psutil.Process) -> bool:
+    """Started as one, or a spare that has become one: one that waits has a pipe for its input."""
+    if "RANK" in process.environ():
+        return True
     return spare.__name__ in process.cmdline() and (
-        os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
+        not os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
     )
 
 
