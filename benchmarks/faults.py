@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.running import spare
 from meshwright.running.nodes.meeting import MeetingPlace
 
 STEPS, BATCH, RANKS = 12, 12, 3
@@ -37,11 +38,16 @@ AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, WHERE = "FAULT_OF_RANKS", "FAULT_FOLDER"
 LIMIT_S = 600.0
-KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 300, 3000.0, 0.01
-"""A run of so many steps for each of the ranks that are killed in it, at random times."""
+KILLS, STEPS_A_KILL, LONG_S, _BATCH_S = "FAULT_KILLS", 100, 3000.0, 0.01
+"""A run of so many steps for each of the ranks that are killed in it, at random times. It goes no
+further than the share of those that have been killed and the next one."""
+_KILLED_SO_FAR = "killed-so-far"
 NODES, NODE_RANKS = 2, 2
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
+_CALM_S = 10.0
+"""That the ranks have trained for when the fault comes: by then a supervisor has spares, and the
+plan for less."""
 _LAST_S = 0.02
 """After the batch was given out: within the step, mostly."""
 
@@ -79,13 +85,22 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
     for number in range(10**6):
         x, y = _batch(number)
         time.sleep(_BATCH_S if KILLS in os.environ else 0.0)
+        while _killed() < min(int(os.environ.get(KILLS, "0")), number // STEPS_A_KILL):
+            time.sleep(_BATCH_S)
         if fault and number == AT and (int(start), int(rank)) in fault.places:
             happened = Path(os.environ[WHERE], "happened")
             if not happened.exists():
+                time.sleep(_CALM_S * ("--hang" not in fault.more))
                 happened.write_text(str(time.time()))
             fault.act(x)
         time.sleep(fault.pause_s if fault and start != "0" else 0.0)
         yield x, y
+
+
+def _killed() -> int:
+    """Ranks that have been killed; none where nobody counts them."""
+    path = Path(os.environ.get(WHERE, ""), _KILLED_SO_FAR)
+    return path.stat().st_size if path.is_file() else 0
 
 
 # Faults: what a rank does to itself.
@@ -180,6 +195,11 @@ def _kill_node(x: Tensor) -> None:
     os.kill(own, signal.SIGKILL)
 
 
+def _stop_node(x: Tensor) -> None:
+    """Its supervisor alone: connections stay, and nobody answers."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
 def _end_node(x: Tensor) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
 
@@ -216,6 +236,8 @@ class Fault:
     """Whether it is of a job on two nodes."""
     comes_back: bool = False
     """Whether the node that has gone is started again."""
+    wakes: bool = False
+    """Whether the node that was stopped goes on, once the other one trains."""
     pause_s: float = 0.0
     """Of each later batch, so that there is time for that."""
 
@@ -262,7 +284,9 @@ FAULTS: Mapping[str, Fault] = {
     "leading node killed": Fault(_kill_node, "", _at((0, 0)), nodes=True),
     "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=True),
     "node killed, and back": Fault(
-        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=4.0),
+        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=2.5),
+    "leading node stopped, and goes on": Fault(
+        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=True, wakes=True, pause_s=2.5),
 }  # fmt: skip
 
 
@@ -358,6 +382,9 @@ def _on_nodes(command: Sequence[str], fault: Fault, folder: Path, own: Mapping[s
         wait(lambda: nodes[1].poll() is not None)
         wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())
         nodes[1] = node(1)
+    if fault.wakes:
+        wait(lambda: (folder / "run/start-1/metrics.jsonl").exists())
+        nodes[0].send_signal(signal.SIGCONT)
     codes = [one.wait(max(1.0, until - time.monotonic())) for one in nodes]
     return next((code for code in codes if code >= 0), 128 - codes[0])
 
@@ -454,9 +481,10 @@ def _killed_at_random(count: int, plan: Path) -> tuple[str, int]:
             command = _command(
                 plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
             )
+            kills = str(count if name == "killed" else 0)
             process = subprocess.Popen(
-                command, env=_environment("", where) | {KILLS: "1"}, stderr=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                command, env=_environment("", where) | {KILLS: kills},
+                stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             if name == "killed":
                 _kill_ranks(process, folder / name, count, chosen)
@@ -471,16 +499,37 @@ def _kill_ranks(
     process: subprocess.Popen[bytes], folder: Path, count: int, chosen: random.Random
 ) -> None:
     """Each start trains for a random time, then loses a rank."""
-    for number in range(count):
-        log = folder / f"run/start-{number}/metrics.jsonl"
-        while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 2):
-            time.sleep(0.1)
-        time.sleep(chosen.uniform(0.0, 1.5))
-        if process.poll() is not None:
-            return
-        ranks = [p for p in psutil.Process(process.pid).children() if "RANK" in p.environ()]
+    last = -1
+    for _ in range(count):
+        newest, trained = -1, -2
+        while newest != trained or newest <= last:  # since it may have left, for a device to retry
+            newest = _training(folder / "run")
+            time.sleep(0.1 if newest <= last else chosen.uniform(0.0, 1.5))
+            trained = _training(folder / "run")
+            if process.poll() is not None:
+                return
+        ranks = [p for p in psutil.Process(process.pid).children() if _is_rank(p)]
         for rank in chosen.sample(ranks, min(len(ranks), 1)):
             rank.kill()
+        last = newest
+        with (folder.parent / _KILLED_SO_FAR).open("ab") as file:
+            file.write(b"x")
+
+
+def _training(output: Path) -> int:
+    """The newest start if it has taken some steps, else -1."""
+    newest = max((int(p.name.split("-")[1]) for p in output.glob("start-*")), default=0)
+    log = output / f"start-{newest}/metrics.jsonl"
+    return newest if log.exists() and log.read_text().count("\n") > 2 else -1
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Started as one, or a spare that has become one: one that waits has a pipe for its input."""
+    if "RANK" in process.environ():
+        return True
+    return spare.__name__ in process.cmdline() and (
+        not os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
+    )
 
 
 _HEADS = ("fault", "ranks", "detected, s", "trains again, s", "exit", "cause named", "right")

@@ -137,7 +137,7 @@ def command(
             run_elastic(
                 plan_file, target, _of_ranks(context), output=output, cluster=cluster,
                 retry_lost_s=retry_lost_s, as_json=as_json,
-                nodes=None if rdzv is None else NodesChoice.parse(rdzv, nodes, node),
+                nodes=None if rdzv is None else NodesChoice.parse(rdzv, nodes, node), save=save,
             )
         )  # fmt: skip
     from meshwright.running.launch import SavingChoice, train

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,9 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.slow_ranks import Standings
+from meshwright.running.spares import Spares
+from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.job import memory_saves
 from meshwright.runtime.world import launcher
 
@@ -28,6 +31,8 @@ class JobStart:
     """Rank -> device, as the whole cluster counts them."""
     failures: tuple[str, ...] = ()
     """What ended those before, oldest first."""
+    token: str = ""
+    """Of the lease of whoever leads, where there are several machines."""
 
     def dumps(self) -> dict[str, object]:
         """For JSON."""
@@ -46,6 +51,9 @@ class RankStarter:
     """A folder for the newest state, in memory."""
     as_json: bool = False
     """What ranks print goes to stderr."""
+    spares: Spares | None = None
+    lease: Path | None = None
+    """The file of whoever leads, where there are several machines."""
 
     def devices_of(self, node: int) -> range:
         """Its devices, as the whole cluster counts them."""
@@ -71,11 +79,18 @@ class RankStarter:
         shown = visible(slots) if kind == "cuda" else {}
         if self.memory is not None:
             shown[memory_saves.FOLDER] = str(self.memory)
+        if self.lease is not None:
+            shown |= fence.named_by(self.lease, start.token)
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
         return Ranks(
             len(start.devices), arguments, store, start.number, shown, asked,
-            stdout=sys.stderr.fileno() if self.as_json else None, own=own, node=node,
+            stdout=stdout_of_ranks(self.as_json), own=own, node=node, spares=self.spares,
         )  # fmt: skip
+
+
+def stdout_of_ranks(as_json: bool) -> int | None:
+    """Where what ranks print goes, if not to the stdout of their supervisor."""
+    return sys.stderr.fileno() if as_json else None
 
 
 def visible(slots: Sequence[int]) -> dict[str, str]:
@@ -94,18 +109,19 @@ class Crew(Protocol):
     def absent(self) -> set[int]:
         """Devices of machines that are not there."""
 
-    def has_more(self) -> bool:
-        """Whether a machine has come that does not take part yet."""
+    def has_more(self, lost: Collection[int]) -> bool:
+        """Whether a machine has come that does not take part yet, with devices that are not
+        lost."""
 
     def run(
         self,
         start: JobStart,
         meanwhile: Callable[[], None],
-        leave: Callable[[], bool],
+        leave: Callable[[Standings], bool],
         asked: list[int],
     ) -> JobEnd:
-        """Starts the ranks, does something meanwhile, and waits for their end; `leave` asks whether
-        they are to save and leave."""
+        """Starts the ranks, does something meanwhile, and waits for their end; `leave` is asked
+        whether they are to save and leave."""
 
     def end(self, code: int) -> None:
         """The job is over, with this exit code."""
@@ -123,17 +139,17 @@ class OwnMachine:
     def absent(self) -> set[int]:
         return set()
 
-    def has_more(self) -> bool:
+    def has_more(self, lost: Collection[int]) -> bool:
         return False
 
     def run(
-        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
-        asked: list[int],
+        self, start: JobStart, meanwhile: Callable[[], None],
+        leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
         # Each start has a store of its own: what earlier ranks wrote in theirs would mislead these.
         with self.starter.ranks(start, 0, launcher.open_store(), asked) as ranks:
             meanwhile()
-            return ranks.wait(leave)
+            return ranks.wait(lambda: leave(ranks.standings))
 
     def end(self, code: int) -> None:
         pass

@@ -11,7 +11,7 @@ at once: the job saves, and goes on with it.
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,14 +24,19 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.running.all_starts import steps_of_all
-from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter
+from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter, stdout_of_ranks
 from meshwright.running.memory_folder import memory_folder
-from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, lead
+from meshwright.running.nodes import lease as lease_file
+from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, LeadingCrew, lead
+from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import meet
 from meshwright.running.nodes.members import Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, say_end
+from meshwright.running.relief import Relief
 from meshwright.running.replan import NewPlan, Replanner
+from meshwright.running.slow_ranks import Standings
+from meshwright.running.spares import Spares
 from meshwright.running.verdict import judge
 from meshwright.runtime.world import children
 from meshwright.runtime.world.exit_codes import RETRY, STOP
@@ -76,6 +81,7 @@ class Supervisor:
     """Device -> when it may be tried again."""
     times_lost: dict[int, int] = field(default_factory=dict)
     failures: list[FirstFailure] = field(default_factory=list)
+    relief: Relief | None = None
 
     def run(self, asked: list[int]) -> int:
         """The exit code of the job; `asked` are the signals that have come, and come."""
@@ -128,11 +134,10 @@ class Supervisor:
         without_pins = f", without {', '.join(map(repr, dropped))}, which cannot hold there"
         self.say(f"start {self.started}: {plan.world_size} ranks, plan {plan.hash[:12]} "
                   f"(found in {seconds(search_s)})" + without_pins * bool(dropped))  # fmt: skip
-        again_at = min(self.lost.values(), default=float("inf"))
+        self.relief = Relief(self.replanner, found, tuple(left_out), slots, self._slow)
         end = self.crew.run(
-            start, lambda: self.replanner.search_ahead(left_out),
-            lambda: time.monotonic() > again_at or self.crew.has_more(), asked,
-        )  # fmt: skip
+            start, lambda: self.replanner.search_ahead(left_out), self._may_do_better, asked
+        )
         gone = self.crew.absent()
         lost = [slots[rank] for rank in end.lost if slots[rank] not in gone]
         self._note(
@@ -142,7 +147,24 @@ class Supervisor:
             lost=lost, gone=sorted(gone.difference(left_out)),
         )  # fmt: skip
         self._lose(lost)
+        if end.cause is not None and end.cause.kind == "gone":
+            self._lose(gone.difference(left_out), free=1)
         return end
+
+    def _may_do_better(self, standings: Standings) -> bool:
+        """Whether there is more than the ranks use, a device that may be tried again or a machine,
+        or a better plan for slow ones among them."""
+        now = time.monotonic()
+        free = {device for device, at in self.lost.items() if at < now}
+        if not free <= self.crew.absent() or self.crew.has_more(self.lost):
+            return True
+        return self.relief is not None and self.relief.is_found(standings)
+
+    def _slow(self, rank: int, device: int, factor: float) -> None:
+        """Names a slow rank."""
+        what = f"takes {factor:g} times as long as" if factor > 1 else "is now as fast as"
+        self._note("slow", rank=rank, device=device, factor=factor)
+        self.say(f"rank {rank} (device {device}) {what} ranks that do the same")
 
     def _judged(self, end: JobEnd) -> int | None:
         """The exit code if the job is not started again."""
@@ -154,12 +176,16 @@ class Supervisor:
         self.say(f"not started again: {verdict.why}")
         return verdict.exit_code
 
-    def _lose(self, devices: Sequence[int]) -> None:
-        """Devices that are lost again and again wait longer each time."""
+    def _lose(self, devices: Iterable[int], free: int = 0) -> None:
+        """Devices that are lost again and again wait longer each time. The first `free` times they
+        do not: those of a node that has gone are taken back when it comes, but not time and again,
+        or a node that fails soon after each start would keep all others from training."""
         for device in devices:
             count = self.times_lost.get(device, 0)
             self.times_lost[device] = count + 1
-            self.lost[device] = time.monotonic() + self.retry_lost_s * 2**count
+            if count >= free:
+                wait_s = self.retry_lost_s * 2 ** (count - free)
+                self.lost[device] = time.monotonic() + wait_s
 
     def _take_back(self) -> None:
         now = time.monotonic()
@@ -185,9 +211,10 @@ def run_elastic(
     retry_lost_s: float,
     as_json: bool = False,
     nodes: NodesChoice | None = None,
+    save: Path | None = None,
 ) -> int:
     """Runs a job that survives the loss of devices; its exit code. On a machine that is one of
-    several, with `nodes`.
+    several, with `nodes`, and `save`, the folder of checkpoints.
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
@@ -197,48 +224,69 @@ def run_elastic(
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
-    with memory_folder() as memory, children.ending_signals() as asked:
+    own = machines.nodes[max(0, nodes.node if nodes is not None else 0)]
+    with (
+        memory_folder() as memory, children.ending_signals() as asked,
+        Spares(len(own.devices), stdout_of_ranks(as_json)) as spares,
+    ):  # fmt: skip
+        lease = None if save is None or nodes is None else Lease(save / lease_file.NAME)
         starter = RankStarter(
-            machines, output, arguments, memory if nodes is None else None, as_json
-        )
+            machines, output, arguments, memory if lease is None else None, as_json, spares,
+            None if lease is None else lease.path,
+        )  # fmt: skip
         supervisor = Supervisor(replanner, output, OwnMachine(starter), retry_lost_s)
         try:
-            if nodes is None:
+            if nodes is None or lease is None:
                 return supervisor.run(asked)
-            return take_part(supervisor, starter, nodes, f"{plan.hash[:16]} {target}", asked)
+            lease.watch()
+            job = f"{plan.hash[:16]} {target}"
+            return take_part(supervisor, starter, lease, nodes, job, asked)
         finally:
+            if lease is not None:
+                lease.close()
             replanner.close()
+            if supervisor.relief is not None:
+                supervisor.relief.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
 
 
 def take_part(
-    supervisor: Supervisor, starter: RankStarter, nodes: NodesChoice, job: str, asked: list[int]
-) -> int:
+    supervisor: Supervisor, starter: RankStarter, lease: Lease, nodes: NodesChoice, job: str,
+    asked: list[int],
+) -> int:  # fmt: skip
     """Leads the nodes of a job, or follows whoever does, until the job is over; its exit code."""
-    gone, node = None, nodes.node
+    node, gone, silent = nodes.node, None, False
     started, failures = 0, tuple[str, ...]()  # what those who led before have told
     expected = set(range(starter.cluster.num_nodes))
-    while meeting := meet(nodes.places, job, GIVE_UP_S, gone=gone, asked=asked):
+    while meeting := meet(
+        nodes.places, job, GIVE_UP_S, gone=gone, silent=silent, asked=asked
+    ):  # fmt: skip
+        gone, silent = None, False
         if meeting.leads:
             supervisor.started = started
             supervisor.failures = [FirstFailure.loads(text) for text in failures]
             least = nodes.least_of(starter.cluster.num_nodes)
-            supervisor.crew = crew = lead(meeting, starter, least, max(node, 0), expected, started)
+            node = max(node, 0)
+            crew = lead(meeting, starter, lease, least, node, expected, started)
+            del meeting
             try:
-                code = supervisor.run(asked)
-                if not (asked and code):  # else this node leaves, and another one may lead
-                    crew.end(code)
-            finally:
-                crew.members.close()
-            return code
-        gone = None
+                return _lead(supervisor, crew, asked)
+            except LeaseLost as lost:
+                supervisor.say(f"node {node} leads no more: {lost}")
+                started = supervisor.started + 1  # the one under way has its folder
+                failures = tuple(failure.dumps() for failure in supervisor.failures)
+                supervisor.crew = OwnMachine(starter)
+                del crew, lost  # and with it the store that others would find
+                continue
         try:
-            membership = Membership.join(meeting.store, node)
+            membership = Membership.join(meeting.store, node, meeting.cut)
         except dist.DistError:
             gone = meeting.place
             continue
         follower = Follower(starter, meeting, membership, started, failures, node)
+        if any(place.is_here() for place in nodes.places):  # it may have to lead
+            follower.ahead = supervisor.replanner.search_ahead
         try:
             if (over := follower.run(asked)) is not None:
                 return over
@@ -246,9 +294,22 @@ def take_part(
             gone = meeting.place
         finally:
             membership.leave()
+        silent = membership.silent
         started, failures, node = follower.started, follower.failures, follower.node
         expected = follower.others or expected
     if not asked:
         places = ", ".join(map(str, nodes.places))
         supervisor.say(f"nobody leads the nodes: no answer at {places} for {GIVE_UP_S:g} s")
     return RETRY
+
+
+def _lead(supervisor: Supervisor, crew: LeadingCrew, asked: list[int]) -> int:
+    """The exit code of the job; LeaseLost if another node leads by now."""
+    supervisor.crew = crew
+    try:
+        code = supervisor.run(asked)
+        if not (asked and code):  # else this node leaves, and another one may lead
+            crew.end(code)
+    finally:
+        crew.members.close()
+    return code

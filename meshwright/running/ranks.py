@@ -14,10 +14,20 @@ from typing import Self
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from meshwright.running.spares import USUAL, Spares
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
-from meshwright.runtime.world.failure import BEAT_S, FirstFailure, first_failure, publish, standings
+from meshwright.runtime.world.failure import (
+    BEAT_S,
+    FirstFailure,
+    first_failure,
+    publish,
+    standing_of,
+    standings,
+)
+from meshwright.runtime.world.standing import RankStanding
 
+_MESHWRIGHT = ("-m", "meshwright")
 _POLL_S = 0.05
 _LOOK_S = 0.25
 """From one look into the store to the next."""
@@ -83,6 +93,9 @@ class Ranks:
     """The ranks that are started here; None: all of them."""
     node: int = 0
     """Number of this machine."""
+    spares: Spares | None = None
+    """Processes that may become ranks, if what these run is `meshwright`; once they train there are
+    to be as many as its count."""
     _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ours: set[int] = field(default_factory=set)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -94,18 +107,22 @@ class Ranks:
             self._stack.enter_context(children.ending_signals()) if noted is None else noted
         )
         self._stack.enter_context(children.orphans_come_here())
-        # Ranks share the cores, as under torchrun. The profiler of the traced step talks.
-        usual = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
         for rank in self._here:
             own = launcher.environment(
                 self.store, rank, self.world_size, self.started, own=self._here, node=self.node
             )
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, *self.arguments], start_new_session=True, stdout=self.stdout,
-                env={**usual, **os.environ, **own, **self.extra},
-                preexec_fn=children.dying_with_parent(),
-            )  # fmt: skip
+            self._processes[rank] = self._process({**own, **self.extra})
         return self
+
+    def _process(self, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        if self.spares is not None and self.arguments[:2] == _MESHWRIGHT:
+            found = self.spares.become(own, self.arguments[2:])
+            if found is not None:
+                return found
+        return subprocess.Popen(
+            [sys.executable, *self.arguments], start_new_session=True, stdout=self.stdout,
+            env={**USUAL, **os.environ, **own}, preexec_fn=children.dying_with_parent(),
+        )  # fmt: skip
 
     @property
     def _here(self) -> Sequence[int]:
@@ -118,7 +135,7 @@ class Ranks:
         for process in self._processes.values():
             process.wait()
         if sys.platform == "linux":
-            children.end_orphans(self._ours)
+            children.end_orphans(self._ours | (self.spares.pids if self.spares else set()))
         self._stack.close()
 
     def send(self, number: int, ranks: Sequence[int] | None = None) -> None:
@@ -135,6 +152,10 @@ class Ranks:
         """Exit codes of the ranks that have ended."""
         found = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in found.items() if code is not None}
+
+    def standings(self) -> dict[int, RankStanding]:
+        """Where all ranks of the job are, also those of other machines."""
+        return standings(launcher.told(self.store, self.started), self.world_size)
 
     def wait(self, leave: Callable[[], bool] = lambda: False) -> JobEnd:
         """Returns when all ranks have ended: by themselves, or killed after one of them failed.
@@ -159,7 +180,9 @@ class Ranks:
                 looked = now
                 if not sent and (cause := self._cause(failed)):
                     return self._end_all(cause, now)
-                if not left and leave() and self._train():
+                self._refill()
+                wanted = leave()  # also where they were asked: it may raise
+                if wanted and not left and self._train():
                     self.send(SIGUSR1)
                     left = True
             time.sleep(_POLL_S)
@@ -171,9 +194,18 @@ class Ranks:
         assert cause is not None
         return self._end_all(cause, time.monotonic())
 
+    def _refill(self) -> None:
+        """One spare more, if one is missing and the ranks train: to start it takes seconds of a
+        core. A step ends with a sum of all ranks, so one rank says it of all."""
+        if self.spares is None or not self.spares.are_missing:
+            return
+        last = standing_of(launcher.told(self.store, self.started), self._here[0])
+        if last is not None and last.step > 0:
+            self.spares.add_one()
+
     def _train(self) -> bool:
         """Whether all ranks have taken a step, and so heed signals."""
-        found = standings(launcher.told(self.store, self.started), self.world_size)
+        found = self.standings()
         return len(found) == self.world_size and all(s.step for s in found.values())
 
     def _end_all(self, cause: FirstFailure, since: float) -> JobEnd:

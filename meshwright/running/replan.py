@@ -3,13 +3,15 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.arguments.targets import Target
+from meshwright.costmodel.estimate import estimate
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.remaining import without
+from meshwright.ir.cluster.slower import slower
 from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
@@ -45,6 +47,8 @@ class Replanner:
     plan: Plan
     cluster: Cluster
     target: Target
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Device -> how many times as long as its kind it takes."""
     _found: dict[str, NewPlan] = field(default_factory=dict)
     _graph: Graph | None = None
     _lock: Any = field(default_factory=threading.Lock)
@@ -56,7 +60,7 @@ class Replanner:
     def plan_without(self, lost: Sequence[int], limit_s: float = SEARCH_S) -> NewPlan:
         """The plan for all but the devices of these ranks, each search of `limit_s` at most;
         Infeasible or PlanError if there is none."""
-        left = without(self.cluster, lost)
+        left = without(slower(self.cluster, self.slow), lost)
         with self._lock:
             if left.fingerprint not in self._found:
                 self._found[left.fingerprint] = self._search(left, limit_s)
@@ -138,6 +142,16 @@ class Replanner:
                 kernels=plan.kernels, precision=plan.precision,
             )  # fmt: skip
         return self._graph
+
+    def gain(self, lost: Sequence[int], now: NewPlan) -> float:
+        """How many times as long a step of the plan `now`, which was found without these devices,
+        takes as one of a plan that knows which of the others are slow; Infeasible or PlanError."""
+        found = self.plan_without(lost)
+        left = [r for r in range(self.cluster.num_devices) if r not in lost]
+        rest = [left[index] for index in now.resting]
+        used = without(slower(self.cluster, self.slow), (*lost, *rest))
+        prediction, _ = estimate(self.graph, used, now.plan)
+        return prediction.step_s / _step_s(found.plan)
 
     def search_ahead(self, lost: Sequence[int]) -> None:
         """Beside training: finds the plan for one node less, or of a single node for one device

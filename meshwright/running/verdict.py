@@ -32,6 +32,9 @@ def judge(end: JobEnd, before: Sequence[FirstFailure]) -> FailureVerdict:
     """Of a job that ended by a failure; `before` are those of its earlier starts, oldest first."""
     cause = end.cause
     assert cause is not None
+    if _is_no_fault(cause):
+        return FailureVerdict(again=True, why="")
+    before = [one for one in before if not _is_no_fault(one)]
     code = end.codes.get(cause.rank, 1)
     if code not in _REFUSALS:
         code = next((n for n, names in _ERRORS.items() if cause.error.startswith(names)), 0)
@@ -51,6 +54,11 @@ def judge(end: JobEnd, before: Sequence[FirstFailure]) -> FailureVerdict:
 
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"})
 """Of signals, those that a program brings upon itself."""
+
+
+def _is_no_fault(cause: FirstFailure) -> bool:
+    """A machine that goes before any step was taken says nothing of the job."""
+    return cause.kind == "gone" and cause.step < 0
 
 
 def _alike(one: FirstFailure, other: FirstFailure) -> bool:

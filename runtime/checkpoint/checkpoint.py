@@ -26,6 +26,7 @@ from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.checkpoint.export import persistent
+from meshwright.runtime.checkpoint.fence import check_held
 from meshwright.runtime.checkpoint.files import DamagedError, write
 from meshwright.runtime.checkpoint.manifest import (
     Manifest,
@@ -109,6 +110,7 @@ def write_whole(
     partial = folder / f"{path.name}.partial"
     with told(alone, f"{folder}: the checkpoint cannot be written", aside):
         if first:
+            check_held()
             folders.begin(folder, found.step)
     failed = f"{partial}: the checkpoint could not be written"
     name = f"part-{rank:05d}.safetensors"
@@ -137,6 +139,7 @@ def _finish(
         {where: entry for *_, rest in everyone for where, entry in rest.items()},
     )  # fmt: skip
     write(partial / manifest.NAME, manifest.dumps(made))
+    check_held()  # again: to write may have taken long
     folders.finish(folder, partial, keep)
 
 

@@ -240,6 +240,7 @@ class Job:
         """At steps that are over; every rank calls it. `all_of_them`: the last one, too, which the
         device may still be at."""
         for record in self.records.over(all_of_them=all_of_them):
+            self.progress.busy_s = record.busy_s
             if self.records.late:
                 check_record(self, record)
             if self.retuning is not None:

@@ -4,6 +4,7 @@ On CPU a mark is a reading of the clock, on a GPU an event in its stream, so tha
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,27 @@ class StepRecord:
     def loss(self) -> float | None:
         """Of its last batch."""
         return float(self.losses[-1]) if self.losses else None
+
+    def idle(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Section -> seconds in it that the rank waited for messages, and stood in collectives; of
+        a closed one."""
+        waiting: dict[int, float] = defaultdict(float)
+        blocked: dict[int, float] = defaultdict(float)
+        for wait in self.waits:
+            waiting[wait.section] += wait.end_s - wait.start_s
+        for done in self.collectives:
+            blocked[done.section] += done.end_s - done.blocked_s
+        return waiting, blocked
+
+    @property
+    def busy_s(self) -> float:
+        """What the rank did by itself in its actions; of a closed one."""
+        waiting, blocked = self.idle()
+        return sum(
+            end_s - start_s - waiting[index] - blocked[index]
+            for index, (name, start_s, end_s) in enumerate(self.sections)
+            if isinstance(name, Action)
+        )
 
     def heard(self, loss: Tensor) -> None:
         """The loss of a batch, which the host reads when it is there."""

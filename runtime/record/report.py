@@ -125,7 +125,7 @@ def _actions(records: Sequence[StepRecord]) -> tuple[ActionMeasured, ...]:
     """Per stage and kind of work."""
     found: dict[tuple[int, str], list[tuple[float, float, float]]] = defaultdict(list)
     for record in records:
-        waiting, blocked = _within(record)
+        waiting, blocked = record.idle()
         for index, (name, start_s, end_s) in enumerate(record.sections):
             if isinstance(name, Action):
                 busy = end_s - start_s - waiting[index]
@@ -139,17 +139,6 @@ def _action(stage: int, work: str, seconds: list[tuple[float, float, float]]) ->
         stage=stage, work=Work(work), count=len(seconds), busy=busy, waiting=waiting,
         blocked=blocked,
     )  # fmt: skip
-
-
-def _within(record: StepRecord) -> tuple[dict[int, float], dict[int, float]]:
-    """Section -> seconds in it that the rank waited for messages, and stood in collectives."""
-    waiting: dict[int, float] = defaultdict(float)
-    blocked: dict[int, float] = defaultdict(float)
-    for wait in record.waits:
-        waiting[wait.section] += wait.end_s - wait.start_s
-    for done in record.collectives:
-        blocked[done.section] += done.end_s - done.blocked_s
-    return waiting, blocked
 
 
 def _collectives(records: Sequence[StepRecord]) -> tuple[CollectiveMeasured, ...]:
@@ -195,7 +184,7 @@ def _timeline(stats: Stats) -> TimelineMeasured | None:
     if not stats.records:
         return None
     record = stats.records[-1]
-    waiting, _ = _within(record)
+    waiting, _ = record.idle()
     timed = [
         TimedAction(name=str(s.name), start_s=s.start_s, end_s=s.end_s, waiting_s=waiting[index])
         for index, s in enumerate(record.sections)

@@ -30,6 +30,8 @@ class RankProgress:
     since: float = 0.0
     entered: int = 0
     """How often it was somewhere else."""
+    busy_s: float = 0.0
+    """What the newest step that is over took, without what it waited for others."""
     thread: int = field(default_factory=threading.get_ident)
     """The one that steps."""
 

@@ -45,7 +45,8 @@ GRACE_S = 2.0
 """The rank that failed leaves first, so that launchers name it and not its peers."""
 _FAILED = "meshwright/failure"
 
-FailureKind = Literal["raised", "died", "hung", "left"]
+FailureKind = Literal["raised", "died", "hung", "left", "gone"]
+"""The last one: of a whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,14 @@ def publish(store: Any, found: FirstFailure) -> None:
 
 def standings(store: Any, world_size: int) -> dict[int, RankStanding]:
     """Where ranks were at their last beats, of those that have beaten."""
-    keys = {rank: _beat_key(rank) for rank in range(world_size)}
-    return {r: loads(store.get(k)) for r, k in keys.items() if store.check([k])}
+    found = {rank: standing_of(store, rank) for rank in range(world_size)}
+    return {rank: last for rank, last in found.items() if last is not None}
+
+
+def standing_of(store: Any, rank: int) -> RankStanding | None:
+    """Where a rank was at its last beat, if it has beaten."""
+    key = _beat_key(rank)
+    return loads(store.get(key)) if store.check([key]) else None
 
 
 class Failures:

@@ -44,6 +44,8 @@ class RankStanding:
     """For other ranks, as far as its stack says."""
     place: str
     """Function and line that its thread is in."""
+    busy_s: float = 0.0
+    """What its newest step took, without what it waited for others."""
 
     @property
     def outside(self) -> bool:
@@ -68,7 +70,13 @@ def standing(progress: RankProgress) -> RankStanding:
     )
     place = "" if frame is None else _place(frame)
     return RankStanding(
-        progress.step, progress.action, progress.phase, progress.entered, waits, place
+        progress.step,
+        progress.action,
+        progress.phase,
+        progress.entered,
+        waits,
+        place,
+        progress.busy_s,
     )
 
 

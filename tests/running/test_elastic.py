@@ -20,6 +20,7 @@ from meshwright.running.elastic import Supervisor, check_elastic, run_elastic
 from meshwright.running.log_writers import JSONL
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
+from meshwright.running.spares import Spares
 from meshwright.running.verdict import judge
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world import launcher
@@ -75,7 +76,24 @@ def _whole(train, plan):
     return [float(job.step(train.batch(number))) for number in range(STEPS)]
 
 
+class _OneSpare(Spares):
+    """One from the start, so that a rank becomes of it however slow the machine."""
+
+    became = ()
+
+    def __enter__(self):
+        self.count = 1
+        self.add_one()
+        return super().__enter__()
+
+    def become(self, *given):
+        found = super().become(*given)
+        type(self).became += (found is not None,)
+        return found
+
+
 def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(elastic, "Spares", _OneSpare)
     (tmp_path / "elastic_train.py").write_text(TRAIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
@@ -99,6 +117,7 @@ def test_a_killed_rank_is_gone_on_without(tmp_path, monkeypatch, capfd):
     assert [line["ranks"] for line in starts] == [2, 1]
     # What one rank cannot keep is said.
     assert [line["dropped"] for line in starts] == [[], ["dp_shard=2", "zero=1"]]
+    assert _OneSpare.became[:2] == (True, False) and len(_OneSpare.became) == 3
     assert journal[1]["cause"] == "rank 1 was killed by SIGKILL, in step 3"
     assert journal[1]["lost"] == [1] and journal[3]["codes"] == [0]
     said = capfd.readouterr()
@@ -209,6 +228,9 @@ def _failed(kind, step, error, code=1):
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")], True, 0),
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")] * 2, False, STOP),
         (_failed("hung", 5, ""), [("hung", 5, "")], True, 0),
+        (_failed("gone", -1, "node 1 is gone"), [("gone", -1, "node 1 is gone")] * 6, True, 0),
+        (_failed("died", -1, "x", -9), [("gone", -1, "x")] * 6, True, 0),
+        (_failed("gone", 5, "node 1 is gone"), [("gone", 5, "node 1 is gone")] * 2, False, STOP),
         (_failed("hung", 8, ""), [("hung", n, "") for n in (9, 3, 4, 5, 6)], False, STOP),
         (_failed("hung", 10, ""), [("hung", n, "") for n in (9, 3, 4, 5, 6)], True, 0),
         (_failed("raised", 5, "exit code 2", 2), [], False, 2),

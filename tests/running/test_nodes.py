@@ -6,6 +6,8 @@ Whole jobs on two nodes, with a node and a leader killed: `python -m benchmarks.
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +22,17 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
-from meshwright.running.elastic import check_elastic, take_part
+from meshwright.running.elastic import Supervisor, check_elastic, take_part
 from meshwright.running.nodes import crew_of_nodes, members
+from meshwright.running.nodes import meeting as meeting_file
 from meshwright.running.nodes.crew_of_nodes import Follower, joined, lead
+from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
 from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
+from meshwright.running.replan import Replanner
+from meshwright.runtime.checkpoint import fence
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
@@ -87,16 +93,20 @@ def test_they_meet_at_the_first_place_and_then_at_the_next():
     assert meet([first, second], "job", WAIT_S).place == second
 
 
+def _member(store, number):
+    return Membership(store, lambda: None, number)
+
+
 def test_the_leader_knows_who_is_there():
     store = HashStore()
     here = Members(store, 3, own=0)
-    one = Membership(store, store.add(members._COUNT, 1))
+    one = _member(store, store.add(members._COUNT, 1))
     here.look()  # it has a number, and has not said anything
     assert here.nodes() == {0} and one.placed() is None
     store.set(f"hello/{one.number}", json.dumps(-1))
     here.look()
     assert here.nodes() == {0, 1} and one.placed() == (1, 0)
-    other = Membership(store, store.add(members._COUNT, 1))
+    other = _member(store, store.add(members._COUNT, 1))
     store.set(f"hello/{other.number}", json.dumps(1))
     for beat in range(QUIET_BEATS):
         store.set(f"beat/{one.number}", str(beat))
@@ -108,7 +118,7 @@ def test_the_leader_knows_who_is_there():
     assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
     here.dismiss(other.number)
     assert here.nodes() == {0} and not other.is_gone()
-    third = Membership(store, store.add(members._COUNT, 1))
+    third = _member(store, store.add(members._COUNT, 1))
     store.set(f"hello/{third.number}", json.dumps(0))
     here.look()
     with pytest.raises(PlanError, match="--node 0: the node that leads"):
@@ -126,12 +136,130 @@ def test_the_end_is_heard_by_all_before_the_leader_goes(monkeypatch):
     heard = []
 
     def sleep(seconds):
-        heard.append(Membership(store, numbers[len(heard)]).over())
+        heard.append(_member(store, numbers[len(heard)]).over())
         store.set(f"left/{numbers[len(heard) - 1]}", "")
 
     monkeypatch.setattr(members.time, "sleep", sleep)
     here.end(3, WAIT_S)
     assert heard == [3, 3]
+
+
+def test_one_alone_holds_the_lease(tmp_path, monkeypatch):
+    path = tmp_path / "saved/leader"
+    one, other, third = (Lease(path) for _ in range(3))
+    assert one.acquire() and not other.acquire(), "of two, one has it"
+    for _ in range(2 * QUIET_BEATS):  # it beats
+        one.look()
+        other.look()
+    assert not other.acquire()
+    monkeypatch.setenv(*fence.named_by(path, one.token).popitem())
+    fence.check_held()
+    for _ in range(QUIET_BEATS + 1):  # `one` is stopped
+        other.look()
+        third.look()
+    assert not other.acquire() and not third.acquire(), "both take it, and are not sure"
+    for _ in range(2):
+        other.look()
+        third.look()
+    assert third.acquire()
+    with pytest.raises(PlanError, match="another node leads"):
+        fence.check_held()
+    with pytest.raises(LeaseLost):
+        other.check()
+    one.check()
+    one.look()  # it goes on
+    with pytest.raises(LeaseLost):
+        one.check()
+    one.check()
+    one.release()  # what is another one's stays
+    assert third.acquire() and not one.acquire()
+    path.unlink()
+    third.look()
+    assert path.exists() and not one.acquire(), "somebody has removed the file"
+    third.close()
+    assert one.acquire() and not list(path.parent.glob("leader.*"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="cannot be written"):
+        Lease(tmp_path / "file/leader").acquire()
+
+
+def test_a_leader_that_is_stopped_is_left(monkeypatch):
+    """It keeps its connections: who asks it would wait for good, and so would who connects."""
+    monkeypatch.setattr(members, "BEAT_S", 0.05)
+    monkeypatch.setattr(meeting_file, "_ANSWER_S", 1.0)
+    code = (
+        "import sys, time; from meshwright.running.nodes.meeting import *; "
+        "found = meet(parse_places(sys.argv[1]), 'job', 60.0); print(flush=True); time.sleep(100)"
+    )
+    places = _places(2)
+    text = ",".join(map(str, places[:1]))
+    command = [sys.executable, "-c", code, text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as leader:
+        leader.stdout.readline()
+        found = meet(places, "job", WAIT_S)
+        membership = Membership.join(found.store, 1, found.cut)
+        assert not found.leads and not membership.is_gone()
+        leader.send_signal(signal.SIGSTOP)
+        with pytest.raises(dist.DistError):
+            while True:
+                membership.is_gone()
+        membership.leave()
+        assert membership.silent
+        assert meeting_file._join(places[0], "job") is None
+        mine = meet(places, "job", WAIT_S, gone=places[0], silent=True)
+        assert mine.leads and mine.place == places[1]
+        leader.kill()
+
+
+class _Deposed:
+    """A supervisor that leads twice: the first time another node takes the lease over."""
+
+    led, crew = 0, None
+
+    def run(self, asked):
+        self.led += 1
+        if self.led == 1:
+            self.started, self.failures = 4, [FirstFailure("died", 1, 5, "x")]
+            raise LeaseLost("another node leads")
+        self.there = self.started, self.failures
+        return 0
+
+    def say(self, text):
+        self.said = text
+
+
+def test_a_leader_that_has_lost_the_lease_comes_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "BEAT_S", 0.02)
+    supervisor, places = _Deposed(), _places(1)
+    lease, choice = Lease(tmp_path / "leader"), NodesChoice(places, 1, 2, 1)
+    starter = RankStarter(TWO, tmp_path, ())
+    assert take_part(supervisor, starter, lease, choice, "job", []) == 0
+    assert supervisor.said == "node 1 leads no more: another node leads"
+    # It had to let go of its store, or the second time the place were not free.
+    assert supervisor.there == (5, [FirstFailure("died", 1, 5, "x")])
+
+
+def test_a_node_that_goes_time_and_again_is_not_taken_back_at_once(tmp_path):
+    supervisor = Supervisor(None, tmp_path, _Away(), 10.0)
+    for wait_s in (0.0, 10.0, 20.0):
+        supervisor._lose([2, 3], free=1)
+        left = [at - time.monotonic() for at in supervisor.lost.values()]
+        assert left == pytest.approx([wait_s] * 2 * bool(wait_s), abs=1.0)
+    assert not supervisor._may_do_better(dict)
+    supervisor.lost[2] = time.monotonic()
+    assert not supervisor._may_do_better(dict), "it may be tried again, and is not there"
+    supervisor.lost[1] = time.monotonic()
+    assert supervisor._may_do_better(dict)
+
+
+class _Away:
+    """A crew without its second node."""
+
+    def absent(self):
+        return {2, 3}
+
+    def has_more(self, lost):
+        return False
 
 
 @dataclass(frozen=True)
@@ -157,11 +285,12 @@ def _two_nodes(tmp_path, monkeypatch, *scripts):
     monkeypatch.setattr(children, "end_orphans", lambda ours: None)
     starter = _Scripted(TWO, tmp_path, (), scripts=scripts)
     places, asked, codes = _places(1), [], []
-    crew = lead(meet(places, "job", WAIT_S), starter, 2, 0, {0, 1})
+    lease = Lease(tmp_path / "saved/leader")
+    crew = lead(meet(places, "job", WAIT_S), starter, lease, 2, 0, {0, 1})
 
     def follow():
         found = meet(places, "job", WAIT_S)
-        follower = Follower(starter, found, Membership.join(found.store, -1))
+        follower = Follower(starter, found, Membership.join(found.store, -1, found.cut))
         with suppress(dist.DistError):
             codes.append(follower.run(asked))
         follower.membership.leave()
@@ -181,7 +310,7 @@ def _start(number, devices=(0, 1, 2, 3)):
 
 
 def _run(crew, start):
-    return crew.run(start, lambda: None, lambda: False, [])
+    return crew.run(start, lambda: None, lambda _: False, [])
 
 
 WAIT = "time.sleep(100)"
@@ -198,7 +327,7 @@ def test_two_nodes_run_one_job(tmp_path, monkeypatch):
         assert crew.gather([]) == "" and crew.absent() == set()
         end = _run(crew, _start(0))
         assert end.codes == dict.fromkeys(range(4), 0) and end.cause is None and not end.exit_code
-        assert not crew.has_more()
+        assert not crew.has_more(())
         end = _run(crew, _start(1))
         assert end.cause.text == "rank 2 was killed by SIGKILL, before it took a step"
         assert end.lost == (2,) and end.exit_code == 137 and len(end.codes) == 4
@@ -218,7 +347,7 @@ def test_what_one_node_alone_sees_ends_the_ranks_of_all(tmp_path, monkeypatch):
         end = _run(crew, _start(0))
         assert end.cause.text == "rank 2 ended with exit code 3, before it took a step"
         assert end.exit_code == 3 and len(end.codes) == 4
-        end = crew.run(_start(1, (2, 3)), lambda: None, lambda: False, [signal.SIGTERM])
+        end = crew.run(_start(1, (2, 3)), lambda: None, lambda _: False, [signal.SIGTERM])
         assert end.cause.text == "node 1 is gone", "which had ranks that did not leave"
         assert crew.meeting.store.check(["leave/1"]), "they were asked: the leader has none to ask"
 
@@ -234,7 +363,7 @@ def test_what_one_node_alone_sees_ends_the_ranks_of_all(tmp_path, monkeypatch):
 class _TakesOver:
     """A supervisor that leads at once, and is done."""
 
-    started, failures, crew = 0, (), None
+    started, failures, crew, replanner = 0, (), None, Replanner(None, TWO, None)
 
     def run(self, asked):
         self.there = self.crew.members.own, self.crew.members.next_start, self.crew.expected
@@ -260,11 +389,11 @@ def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
             self.store.set("placed", "")
         return found
 
-    def broken_at_first(store, wanted):
+    def broken_at_first(store, *more):
         tried.append(store)
         if len(tried) == 1:
             raise dist.DistNetworkError
-        return join(store, wanted)
+        return join(store, *more)
 
     monkeypatch.setattr(Membership, "join", broken_at_first)
     monkeypatch.setattr(Follower, "_start", start)
@@ -272,15 +401,18 @@ def test_who_takes_over_goes_on_counting(tmp_path, monkeypatch):
     for until, heard in (("hello/1", False), ("placed", False), ("heard", True)):
         places, known = _places(2), 3 * (until != "hello/1")
         meeting = meet(places, "job", WAIT_S)
-        crew = lead(meeting, RankStarter(TWO, tmp_path, ()), 1, 0, set(), 3)
+        lease = Lease(tmp_path / "leader")
+        crew = lead(meeting, RankStarter(TWO, tmp_path, ()), lease, 1, 0, set(), 3)
         if not known:
             crew.members.close()  # it never hears which node it is
         supervisor, choice = _TakesOver(), NodesChoice(places, 1, 2, -1 if known else 1)
         with ThreadPoolExecutor(1) as pool:
-            code = pool.submit(take_part, supervisor, crew.starter, choice, "job", [])
+            code = pool.submit(take_part, supervisor, crew.starter, lease, choice, "job", [])
             if heard:
                 line = JobStart(3, "{}", (0, 1), (failure.dumps(),)).dumps()
-                meeting.store.set("start/3", json.dumps(line | {"port": 0, "others": [1]}))
+                meeting.store.set(
+                    "start/3", json.dumps(line | {"port": 0, "others": [1], "away": []})
+                )
             while not meeting.store.check([until]):
                 time.sleep(0.01)
             crew.members.close()
@@ -307,7 +439,7 @@ def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkey
 
     with _two_nodes(tmp_path, monkeypatch, leave) as (crew, asked, codes):
         crew.gather([])
-        end = crew.run(_start(0), ask, lambda: False, [])
+        end = crew.run(_start(0), ask, lambda _: False, [])
         assert end.saved and not end.asked_by and crew.absent() == {2, 3}
         until = time.monotonic() + WAIT_S
         while not codes and time.monotonic() < until:
@@ -316,8 +448,8 @@ def test_a_node_that_is_asked_to_end_is_free_and_may_come_again(tmp_path, monkey
         end = _run(crew, _start(1))
         assert end.cause.text == "node 1 is gone" and not end.codes, "since the search"
         found = meet([crew.meeting.place], "job", WAIT_S)
-        again = Membership.join(found.store, 1)
-        while not crew.has_more():
+        again = Membership.join(found.store, 1, found.cut)
+        while not crew.has_more(()):
             time.sleep(0.02)
         assert again.placed() == (1, 2) and crew.absent() == set()
         again.leave()

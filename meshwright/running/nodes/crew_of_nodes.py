@@ -7,16 +7,18 @@ ended; the leader makes one end of all of them.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
 
 from meshwright.running.crew import JobStart, RankStarter
+from meshwright.running.nodes.lease import Lease
 from meshwright.running.nodes.meeting import Meeting
 from meshwright.running.nodes.members import Members, Membership
 from meshwright.running.ranks import JobEnd
+from meshwright.running.slow_ranks import Standings
 from meshwright.runtime.world import launcher
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
@@ -37,6 +39,9 @@ class LeadingCrew:
     starter: RankStarter
     meeting: Meeting
     members: Members
+    lease: Lease
+    """Which it has while there are enough nodes; where another one has taken it since, LeaseLost
+    goes through whatever waits here."""
     least: int
     """Nodes, without which the job waits."""
     expected: set[int]
@@ -47,11 +52,17 @@ class LeadingCrew:
     def gather(self, asked: Sequence[int]) -> str:
         began = time.monotonic()
         while not asked:
+            self.lease.check()
             waited, there = time.monotonic() - began, self.members.nodes()
             enough = len(there) >= self.least
-            if enough and (self.expected <= there or waited > LAST_CALL_S):
+            if not enough:
+                self.lease.release()  # others may be more
+            held = enough and self.lease.acquire()
+            if held and (self.expected <= there or waited > LAST_CALL_S):
                 self.expected = set()
                 return ""
+            if waited > GIVE_UP_S and enough:
+                return f"another part of the nodes goes on: {self.lease.path} is theirs"
             if waited > GIVE_UP_S:
                 return (
                     f"{len(there)} of {self.members.num_nodes} nodes are there, and it takes "
@@ -64,19 +75,23 @@ class LeadingCrew:
         away = set(range(self.members.num_nodes)) - self.members.nodes()
         return {device for node in away for device in self.starter.devices_of(node)}
 
-    def has_more(self) -> bool:
-        return not self.members.here().keys() <= self._known
+    def has_more(self, lost: Collection[int]) -> bool:
+        new = [n for member, n in self.members.here().items() if member not in self._known]
+        return any(device not in lost for node in new for device in self.starter.devices_of(node))
 
     def run(
-        self, start: JobStart, meanwhile: Callable[[], None], leave: Callable[[], bool],
-        asked: list[int],
+        self, start: JobStart, meanwhile: Callable[[], None],
+        leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
+        start = replace(start, token=self.lease.token)
         store = launcher.open_store(self.meeting.place.host)
         told, own = self.meeting.store, self.members.own
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
         here = self.members.begin(start.number)
         self._known, there = set(here), {own, *here.values()}
-        line = start.dumps() | {"port": store.port, "others": sorted(there - {own})}
+        line = start.dumps() | {
+            "port": store.port, "others": sorted(there - {own}), "away": sorted(self.absent())
+        }  # fmt: skip
         if away := {n: r for n, r in ranks_of.items() if r and n not in there}:
             # Between the search and now: so that number is used, and nobody has ranks.
             told.set(f"start/{start.number}", json.dumps(line | {"devices": []}))
@@ -86,7 +101,8 @@ class LeadingCrew:
         told.set(f"start/{start.number}", json.dumps(line))
 
         def asks() -> bool:
-            if not leave():
+            self.lease.check()
+            if not leave(ranks.standings):
                 return False
             told.set(f"leave/{start.number}", "")
             return first == own
@@ -94,7 +110,9 @@ class LeadingCrew:
         with self.starter.ranks(start, own, store, asked) as ranks:
             meanwhile()
             ends = {own: ranks.wait(asks)}
-            ends |= self._others(start, others, leave, asked)
+            ends |= self._others(start, others, lambda: leave(ranks.standings), asked)
+        self.lease.look()  # its ranks may have seen first that it is lost
+        self.lease.check()
         gone = {n: ranks_of[n] for n in others.values() if n not in ends}
         return joined(ends, ranks_of, gone, own)
 
@@ -108,6 +126,7 @@ class LeadingCrew:
         while (late := {m: n for m, n in others.items() if n not in ends}) and (
             time.monotonic() < until
         ):
+            self.lease.check()
             if asked:  # this node leaves, and with it the store in which their ranks save
                 until = min(until, time.monotonic() + GRACE_S)
             here = self.members.here()
@@ -133,6 +152,7 @@ class LeadingCrew:
 def lead(
     meeting: Meeting,
     starter: RankStarter,
+    lease: Lease,
     least: int,
     own: int,
     expected: set[int],
@@ -141,7 +161,7 @@ def lead(
     """What whoever has opened the meeting has; to be ended by closing its `members`."""
     members = Members(meeting.store, starter.cluster.num_nodes, own, next_start)
     members.watch()
-    return LeadingCrew(starter, meeting, members, least, expected)
+    return LeadingCrew(starter, meeting, members, lease, least, expected)
 
 
 def joined(
@@ -175,7 +195,7 @@ def _gone(gone: Mapping[int, Sequence[int]], seen: FirstFailure | None) -> First
     also = f" (others saw: {seen.text.split(' (seen by ')[0]})" if seen is not None else ""
     first = min(rank for ranks in gone.values() for rank in ranks)
     text = f"node {names} is gone{where}{also}"
-    return FirstFailure("died", first, step, text, f"node {names} is gone")
+    return FirstFailure("gone", first, step, text, f"node {names} is gone")
 
 
 def _end(data: Any) -> JobEnd:
@@ -199,6 +219,8 @@ class Follower:
     """The one that it asks for, then the one that it has."""
     others: set[int] = field(default_factory=set)
     """Nodes that were there at that start, without the leader's: who takes over waits for them."""
+    ahead: Callable[[Sequence[int]], None] = lambda away: None
+    """Searches the plan that it takes if one node more goes, beside training."""
 
     def run(self, asked: list[int]) -> int | None:
         """The exit code of the job; None if this node is to come anew, since it was taken for dead.
@@ -220,7 +242,7 @@ class Follower:
             time.sleep(_POLL_S)
 
     def _start(self, line: dict[str, Any], asked: list[int]) -> None:
-        port, self.others = line.pop("port"), set(line.pop("others"))
+        port, self.others, away = line.pop("port"), set(line.pop("others")), line.pop("away")
         devices, self.failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
         start = JobStart(**line, devices=devices, failures=self.failures)
         self.started = start.number + 1
@@ -232,8 +254,10 @@ class Follower:
             return 0 in own and bool(told.check([f"leave/{start.number}"]))
 
         try:
+            self.meeting.ports[:] = [port]
             store = launcher.connected(self.meeting.place.host, port)
             with self.starter.ranks(start, self.node, store, asked) as ranks:
+                self.ahead(away)
                 end = ranks.wait(asks)
         except dist.DistError:
             told.check([""])  # DistError: the leader is gone, not its store of the ranks alone

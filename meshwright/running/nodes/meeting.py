@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import ip_address
 from itertools import chain
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.world import launcher
+from meshwright.runtime.world import launcher, silence
 
 TURN_S = 15.0
 """Until the place after it may be opened, as whoever was to open the one before has not."""
@@ -84,6 +84,13 @@ class Meeting:
     place: MeetingPlace
     leads: bool
     _server: TCPStore
+    ports: list[int] = field(default_factory=list)
+    """Of this one's connections to whoever leads: of this store, and of those of its ranks."""
+
+    def cut(self) -> None:
+        """Breaks them."""
+        for port in (self.place.port, *self.ports):
+            silence.cut(port)
 
 
 def meet(
@@ -92,11 +99,13 @@ def meet(
     wait_s: float,
     *,
     gone: MeetingPlace | None = None,
+    silent: bool = False,
     asked: Sequence[int] = (),
 ) -> Meeting | None:
     """Finds the store that somebody has opened, or opens it if it is this machine's turn. `gone` is
     the place of the one that was there: it is asked last, since only the connection may have
-    broken, or who led there may be back, and it is not opened.
+    broken, or who led there may be back, and it is not opened. One that was `silent` is not asked
+    before another one's turn has passed.
 
     None after `wait_s`, or if a signal has come. PlanError if others meet there for another `job`.
     """
@@ -105,6 +114,8 @@ def meet(
     began = time.monotonic()
     while not asked and (waited := time.monotonic() - began) <= wait_s:
         for place in order:
+            if silent and place == gone and waited < TURN_S:
+                continue
             if place.answers() and (found := _join(place, job)):
                 return found
         for place in order[: 1 + int(waited / TURN_S)]:
@@ -129,9 +140,10 @@ def _open(place: MeetingPlace, job: str) -> Meeting | None:
 
 def _join(place: MeetingPlace, job: str) -> Meeting | None:
     try:
-        server = launcher.connected(place.host, place.port, timedelta(seconds=_ANSWER_S))
-        store = PrefixStore("meshwright/nodes", server)
-        theirs = store.get(_JOB).decode()
+        with silence.cut_after(place.port, _ANSWER_S):
+            server = launcher.connected(place.host, place.port, timedelta(seconds=_ANSWER_S))
+            store = PrefixStore("meshwright/nodes", server)
+            theirs = store.get(_JOB).decode()
     except (dist.DistError, RuntimeError):
         return None
     if theirs != job:

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,11 @@ from meshwright.runtime.world.failure import BEAT_S
 QUIET_BEATS = 8
 """A node that has not beaten while the leader looked so often is gone. It is looks that are
 counted, not seconds: a leader that was itself stopped for a while has missed none."""
+MOST_QUIET_BEATS = 60
+"""A leader that has not answered while a follower looked so often is gone, whatever the follower
+has seen before."""
+_TIMES = 5
+"""As often as the longest wait for an answer so far; as often as a node's beats at least."""
 _COUNT, _OVER = "count", "over"
 
 
@@ -138,18 +144,28 @@ class Membership:
     """A follower's."""
 
     store: Any
-    number: int
+    cut: Callable[[], None]
+    """Breaks the connections to whoever leads: what waits there raises DistError."""
+    number: int = 0
+    silent: bool = False
+    """Whether that was done, as nobody answered."""
+    _answers: int = 0
     _closed: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
-    def join(cls, store: Any, wanted: int) -> "Membership":
+    def join(cls, store: Any, wanted: int, cut: Callable[[], None]) -> "Membership":
         """Says that this node is there, and which one it would be: -1 for any."""
-        found = cls(store, store.add(_COUNT, 1))
+        found = cls(store, cut)
+        found._begin(found._listen)
+        found.number = store.add(_COUNT, 1)
         store.set(f"hello/{found.number}", json.dumps(wanted))
-        found._thread = threading.Thread(target=found._beat, name="node", daemon=True)
-        found._thread.start()
+        found._begin(found._beat)
         return found
+
+    def _begin(self, what: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=what, name="node", daemon=True))
+        self._threads[-1].start()
 
     def placed(self) -> tuple[int, int] | None:
         """The node that it is, and the first start that it may take part in, once it is known.
@@ -175,20 +191,34 @@ class Membership:
 
     def leave(self) -> None:
         """It beats no more."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
         try:
-            self.store.set(f"left/{self.number}", "")
+            if not self.silent:
+                self.store.set(f"left/{self.number}", "")
         except (dist.DistError, RuntimeError):
-            return  # the leader has gone, too
+            pass  # the leader has gone, too
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _listen(self) -> None:
+        """A leader that is stopped keeps its connections, and whoever asks it waits for good."""
+        heard, quiet, limit = 0, 0, QUIET_BEATS
+        while not self._closed.wait(BEAT_S):
+            if self._answers != heard:
+                limit = min(MOST_QUIET_BEATS, max(limit, _TIMES * quiet))
+                heard, quiet = self._answers, 0
+                continue
+            quiet += 1
+            if quiet >= limit:
+                self.silent = True
+                self.cut()
+                return
 
     def _beat(self) -> None:
-        count, key = 0, f"beat/{self.number}"
+        key = f"beat/{self.number}"
         while not self._closed.is_set():
-            count += 1
             try:
-                self.store.set(key, str(count))
+                self._answers = self.store.add(key, 1)  # to a `set` nobody answers
             except (dist.DistError, RuntimeError):
                 return  # whoever asks the store next will see it
             self._closed.wait(BEAT_S)

@@ -53,6 +53,6 @@ class NodesChoice:
             )
 
     def least_of(self, count: int) -> int:
-        """Nodes of so many, without which the job waits: more than half, unless it was said, so
-        that parts of a cluster that cannot reach each other never both go on."""
+        """Nodes of so many, without which the job waits: more than half, unless it was said. Of
+        parts that cannot reach each other one goes on, whatever it is (`lease.py`)."""
         return self.least or count // 2 + 1
