@@ -29,8 +29,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Precisions that only tests ask for.
 os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "precisions"))
 
-# More ranks than cores: a thread of Gloo's that wakes up and pushes aside the one that holds its lock
-# asks for the lock until its turn is over. Those of a batch push nobody aside: a fifth of the time.
+# There are more ranks than cores: a thread of Gloo's that wakes up and pushes aside the one that
+# holds its lock asks for the lock until its turn is over. Those of a batch push nobody aside.
 if hasattr(os, "SCHED_BATCH"):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

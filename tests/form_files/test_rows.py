@@ -2,6 +2,7 @@
 them: exact where each value has its own cell, unbiased, and as good in the end as exact sums."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from meshwright.forms.rows import packed_bits, unpacked_bits
 from meshwright.forms.sync.sketch import Hashes
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -24,10 +26,13 @@ from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
 
 
+@cache
+def traced() -> Graph:
+    return trace(model(), batch(0))
+
+
 def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:
-    problem = make_problem(
-        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
-    )
+    problem = make_problem(traced(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
     choice = uniform_choice(problem, num_microbatches=micro, dp_replicate=ranks)
     plan = build_plan(problem, choice, predict=False)
     own = ParameterChoice(sync=FormChoice(form=form, settings=settings))
@@ -41,7 +46,7 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     def made() -> Any:
         return compile_job(
             model(), plan, optimizer=plan.optimizer, lr=lr, max_grad_norm=clip, device="cpu",
-            example_inputs=batch(0), check=False,
+            example_inputs=batch(0), check=False, graph=traced(),
         )  # fmt: skip
 
     job, losses = made(), []
@@ -75,7 +80,13 @@ def test_rows_that_occur_are_exact(
 
 def _bytes(plan: Plan) -> list[int]:
     job = compile_job(
-        model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
+        model(),
+        plan,
+        optimizer="sgd",
+        device="cpu",
+        example_inputs=batch(0),
+        check=False,
+        graph=traced(),
     )
     with counted(job, "gradients") as sent:
         for step in range(3):
