@@ -2,7 +2,6 @@
 them: exact where each value has its own cell, unbiased, and as good in the end as exact sums."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from meshwright.forms.rows import packed_bits, unpacked_bits
 from meshwright.forms.sync.sketch import Hashes
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -23,16 +21,11 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.sent import counted
 from meshwright.testing.spawn import alone, run_ranks
-from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
-
-
-@cache
-def traced() -> Graph:
-    return trace(model(), batch(0))
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, graph, model, plain
 
 
 def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:
-    problem = make_problem(traced(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
+    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
     choice = uniform_choice(problem, num_microbatches=micro, dp_replicate=ranks)
     plan = build_plan(problem, choice, predict=False)
     own = ParameterChoice(sync=FormChoice(form=form, settings=settings))
@@ -46,7 +39,7 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     def made() -> Any:
         return compile_job(
             model(), plan, optimizer=plan.optimizer, lr=lr, max_grad_norm=clip, device="cpu",
-            example_inputs=batch(0), check=False, graph=traced(),
+            example_inputs=batch(0), check=False, graph=graph(),
         )  # fmt: skip
 
     job, losses = made(), []
@@ -86,7 +79,7 @@ def _bytes(plan: Plan) -> list[int]:
         device="cpu",
         example_inputs=batch(0),
         check=False,
-        graph=traced(),
+        graph=graph(),
     )
     with counted(job, "gradients") as sent:
         for step in range(3):
