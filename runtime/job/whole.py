@@ -193,7 +193,7 @@ def _sent(values: Sequence[tuple[str, Tensor]], everyone: bool) -> Iterator[tupl
     else:
         dist.reduce(sendable, dst=0)
     if sendable is not wholes[0]:
-        parts = sendable.flatten().split([x.numel() for x in wholes])
+        parts = torch.split(sendable.flatten(), [x.numel() for x in wholes])
         for x, part in zip(wholes, parts, strict=True):
             x.copy_(part.view(x.shape))
     yield from values
