@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from meshwright import __version__
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.garbage import FEWER_OBJECTS, rare_collections
 from meshwright.ir.text.terminal import Terminal
 from meshwright.runtime.world import children
 
@@ -100,7 +101,8 @@ def main(command: Callable[[], None] = app) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive torchrun
         children.die_with_parent()
     try:
-        command()
+        with rare_collections(FEWER_OBJECTS):
+            command()
     except Infeasible as error:
         _fail(error, 3)
     except MismatchError as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -47,15 +48,23 @@ def data(seed: int = 0) -> tuple[Tensor, Tensor]:
     return made[0], made[1]
 
 
+_traced: dict[str, Graph] = {}
+
+
+def graph_of(plan: Plan) -> Graph:
+    """The graph that `plan_for` made a plan for in this process, or before it was forked: tracing
+    takes longer than the steps of such a job, on every rank."""
+    return _traced[plan.model.fingerprint]
+
+
 def plan_for(
     make: Callable[[], nn.Module], world: int = 1, *, inputs: Any = None, precision: str = "fp64",
     **choice: Any,
 ) -> Plan:  # fmt: skip
     """A plan in float64, or for other inputs in another precision."""
-    problem = make_problem(
-        trace(make(), data() if inputs is None else inputs), Cluster.local(world),
-        precision=precision, optimizer="adamw",
-    )  # fmt: skip
+    graph = trace(make(), data() if inputs is None else inputs)
+    _traced[graph.fingerprint] = graph
+    problem = make_problem(graph, Cluster.local(world), precision=precision, optimizer="adamw")
     return build_plan(problem, uniform_choice(problem, **choice), predict=False)
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from meshwright.runtime.job.handshake import code_hash
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -37,6 +39,7 @@ def run_ranks(
     The ranks form a Gloo group (`dist.get_rank()` says which one), unless `init` is False: then
     `function(rank, store_file, *args)` is called instead. All are gone when this returns.
     """
+    code_hash()  # which ranks then need not find out each
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         context = multiprocessing.get_context("fork")

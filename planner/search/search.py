@@ -11,6 +11,7 @@ from meshwright.forms.retention import check as check_retention
 from meshwright.forms.survival import part_named
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
+from meshwright.ir.garbage import rare_collections
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
@@ -35,7 +36,6 @@ from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s, vari
 from meshwright.planner.search.found import SearchLog as SearchLog
 from meshwright.planner.search.found import close_to, pipelines, with_reason
 from meshwright.planner.search.found import simplest as simplest
-from meshwright.planner.search.gc_pause import rare_collections
 from meshwright.planner.search.infeasible import explain, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
 from meshwright.planner.search.objectives import bounds_batch, rating
@@ -192,7 +192,7 @@ def search_problem(
     return asked[0]
 
 
-@rare_collections()
+@rare_collections(set_aside=True)
 def search_finalists(
     problem: Problem,
     searcher: str = "auto",

@@ -8,6 +8,7 @@ from torch import nn
 
 from meshwright.codegen.lower.lower import lower
 from meshwright.forms.methods import refuse_method
+from meshwright.ir.garbage import usual_collections
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.placed import used
@@ -78,6 +79,7 @@ def compile(
     `rows` is how often rows of embedding tables occur (`mw.count_rows`, or its file), which caches
     of tables begin with.
     """
+    usual_collections()
     check_policy(on_nonfinite)
     counts = RowCounts.load(rows)
     if isinstance(optimizer, Sequence) and not isinstance(optimizer, str):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -35,7 +36,9 @@ class Identity:
     """Values of the module that each rank has built."""
 
 
+@cache
 def code_hash() -> str:
+    """Of the sources as this process first read them: it goes on with what it has imported."""
     digest = sha256(torch.__version__.encode())
     root = Path(meshwright.__file__).parent
     for folder in ("ir", "forms", "codegen", "runtime"):

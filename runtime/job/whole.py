@@ -1,6 +1,6 @@
 """Between the whole tensors of a model and the parts of them that ranks hold."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +17,15 @@ from meshwright.runtime.checkpoint.shard_boxes import pieces
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
 
+_TOGETHER_BYTES = 4 << 20
+"""Of small tensors that are sent as one."""
+
 
 def whole_parameters(
     job: "Job", *, everyone: bool = False, trained: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Module path and whole tensor, on the job's device, one at a time; every rank goes on.
+    """Module path and whole tensor, on the job's device, one at a time (small ones up to
+    `_TOGETHER_BYTES` at once); every rank goes on.
 
     Only rank 0 gets the values, unless they are for `everyone`. `trained`: of those alone.
     """
@@ -58,26 +62,34 @@ def _put_together(
     for h, value in values:
         if id(h) in ours:
             counted.setdefault(h.param.name, []).append((h, value))
-    for tensor in _of_job(job, Kind.PARAMETER):
-        if trained and not tensor.requires_grad:
-            continue
-        whole = _room(tensor, job)
-        for h, value in counted.get(tensor.name, []):
-            if value is not None:
-                for piece in pieces(h.param.runs, h.rows):
-                    piece.of_global(whole).copy_(piece.of_local(value))
-        yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
+    asked = (t for t in _of_job(job, Kind.PARAMETER) if t.requires_grad or not trained)
+    yield from _summed(((t.fqn, _laid(t, job, counted.get(t.name, []))) for t in asked),
+                       job.plan.world_size, everyone)  # fmt: skip
+
+
+def _laid(tensor: GraphTensor, job: "Job", values: Sequence[tuple[Held, Tensor | None]]) -> Tensor:
+    """What this rank has of a parameter, in its place of the whole; zeros elsewhere."""
+    whole = _room(tensor, job)
+    for h, value in values:
+        if value is not None:
+            for piece in pieces(h.param.runs, h.rows):
+                piece.of_global(whole).copy_(piece.of_local(value))
+    return whole
 
 
 def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
     """The same for buffers, as the first rank that reads them has them."""
-    parts = job.parts
-    parts.settle()
-    for tensor in _of_job(job, Kind.BUFFER):
-        whole = _room(tensor, job)
-        if parts.owners[tensor.name] == parts.rank:
-            whole.copy_(parts.any_tensor(tensor.name))
-        yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
+    job.parts.settle()
+    ours = ((t.fqn, _owned(t, job)) for t in _of_job(job, Kind.BUFFER))
+    yield from _summed(ours, job.plan.world_size, everyone)
+
+
+def _owned(tensor: GraphTensor, job: "Job") -> Tensor:
+    """A buffer on the rank that it is taken from; zeros elsewhere."""
+    whole, parts = _room(tensor, job), job.parts
+    if parts.owners[tensor.name] == parts.rank:
+        whole.copy_(parts.any_tensor(tensor.name))
+    return whole
 
 
 def without_gradient(job: "Job") -> frozenset[str]:
@@ -150,13 +162,39 @@ def _room(tensor: GraphTensor, job: "Job") -> Tensor:
     return torch.zeros(tensor.shape, dtype=dtype, device=job.device)
 
 
-def _summed(x: Tensor, world_size: int, everyone: bool) -> Tensor:
-    """The sum over ranks; each element is nonzero on one rank only."""
+def _summed(
+    values: Iterable[tuple[str, Tensor]], world_size: int, everyone: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The sums over ranks; each element is nonzero on one rank only.
+
+    Small tensors that follow each other are sent as one: a message costs more than what is in it.
+    """
     if world_size == 1:
-        return x
-    sendable = x.to(torch.uint8) if x.dtype is torch.bool else x
+        yield from values
+        return
+    waiting: list[tuple[str, Tensor]] = []
+    for name, x in values:
+        together = [y for _, y in waiting if y.dtype == x.dtype]
+        if waiting and (not together or sum(y.nbytes for y in (*together, x)) > _TOGETHER_BYTES):
+            yield from _sent(waiting, everyone)
+            waiting = []
+        waiting.append((name, x))
+    yield from _sent(waiting, everyone)
+
+
+def _sent(values: Sequence[tuple[str, Tensor]], everyone: bool) -> Iterator[tuple[str, Tensor]]:
+    """The sums of tensors of one dtype, each in memory of its own."""
+    if not values:
+        return
+    wholes = [x for _, x in values]
+    sent = wholes[0] if len(wholes) == 1 else torch.cat([x.flatten() for x in wholes])
+    sendable = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
     if everyone:
         dist.all_reduce(sendable)
     else:
         dist.reduce(sendable, dst=0)
-    return sendable.to(x.dtype)
+    if sendable is not wholes[0]:
+        parts = torch.split(sendable.flatten(), [x.numel() for x in wholes])
+        for x, part in zip(wholes, parts, strict=True):
+            x.copy_(part.view(x.shape))
+    yield from values

@@ -1,11 +1,13 @@
 """Jobs whose tables have caches."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -17,17 +19,21 @@ from tests.form_files.words import STEPS, batch, model
 IDS = {"words.weight": "0", "marks.weight": "1"}
 
 
+@cache
+def traced(precision: str) -> Graph:
+    """For plans, and for the jobs of ranks that are forked after them."""
+    own = model() if precision == "fp64" else model().float()
+    return trace(own, batch(0) if precision == "fp64" else narrow(0), precision=precision)
+
+
 def plan_of(
     ranks: int, optimizer: str, precision: str = "fp64", cached: bool = True,
     sizes: dict[str, int] | None = None, **settings: Setting,
 ) -> Plan:  # fmt: skip
     """`cached`: else tables are as ever, on one rank; `sizes`: of the mesh, else replicas."""
-    own = model() if precision == "fp64" else model().float()
-    example = batch(0) if precision == "fp64" else narrow(0)
     problem = make_problem(
-        trace(own, example, precision=precision), Cluster.local(ranks), precision=precision,
-        optimizer=optimizer,
-    )  # fmt: skip
+        traced(precision), Cluster.local(ranks), precision=precision, optimizer=optimizer
+    )
     mesh: dict[str, Any] = dict(sizes or {"zero": 1, "dp_shard": ranks})
     choice = uniform_choice(problem, num_microbatches=2, **mesh)
     plan = build_plan(problem, choice, predict=False)
@@ -51,7 +57,8 @@ def job_of(plan: Plan, **more: Any) -> Any:
     full = plan.precision == "fp64"
     return compile_job(
         model() if full else model().float(), plan, optimizer=plan.optimizer, lr=0.05,
-        device="cpu", example_inputs=batch(0) if full else narrow(0), **{"check": False, **more},
+        device="cpu", example_inputs=batch(0) if full else narrow(0),
+        graph=traced(plan.precision), **{"check": False, **more},
     )  # fmt: skip
 
 

@@ -5,12 +5,11 @@ from typing import Any
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.form_files.words import STEPS, batch, model
+from tests.form_files.words import STEPS, batch, graph, model
 
 IDS = {"words.weight": "0", "marks.weight": "1"}
 
@@ -20,9 +19,7 @@ def plan_of(
     **sizes: int,
 ) -> Plan:  # fmt: skip
 
-    problem = make_problem(
-        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
-    )
+    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
     sizes = sizes or {"dp_shard": ranks}
     choice = uniform_choice(problem, num_microbatches=micro, zero=zero, **sizes)
     plan = build_plan(problem, choice, predict=False)
@@ -36,7 +33,7 @@ def plan_of(
 def job_of(plan: Plan, **more: Any) -> Any:
     return compile_job(
         model(), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", example_inputs=batch(0),
-        **{"check": False, **more},
+        graph=graph(), **{"check": False, **more},
     )  # fmt: skip
 
 

@@ -21,13 +21,11 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.sent import counted
 from meshwright.testing.spawn import alone, run_ranks
-from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, graph, model, plain
 
 
 def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:
-    problem = make_problem(
-        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
-    )
+    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
     choice = uniform_choice(problem, num_microbatches=micro, dp_replicate=ranks)
     plan = build_plan(problem, choice, predict=False)
     own = ParameterChoice(sync=FormChoice(form=form, settings=settings))
@@ -41,7 +39,7 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     def made() -> Any:
         return compile_job(
             model(), plan, optimizer=plan.optimizer, lr=lr, max_grad_norm=clip, device="cpu",
-            example_inputs=batch(0), check=False,
+            example_inputs=batch(0), check=False, graph=graph(),
         )  # fmt: skip
 
     job, losses = made(), []
@@ -75,7 +73,13 @@ def test_rows_that_occur_are_exact(
 
 def _bytes(plan: Plan) -> list[int]:
     job = compile_job(
-        model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
+        model(),
+        plan,
+        optimizer="sgd",
+        device="cpu",
+        example_inputs=batch(0),
+        check=False,
+        graph=graph(),
     )
     with counted(job, "gradients") as sent:
         for step in range(3):

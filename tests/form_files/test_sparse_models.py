@@ -2,6 +2,7 @@
 in forms that model axes allow, and with the bytes that the plan says."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.profile.row_counts import RowCounts
@@ -44,10 +46,15 @@ def slow(ranks: int) -> Cluster:
     return replace(cluster, between_nodes=wire)
 
 
+@cache
+def traced(kind: str) -> Graph:
+    return trace(model(kind), batch(kind, 0))
+
+
 def trained(kind: str, plan: Plan) -> Any:
     job = compile_job(
         model(kind), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", check=False,
-        example_inputs=batch(kind, 0),
+        example_inputs=batch(kind, 0), graph=traced(kind),
     )  # fmt: skip
     losses = []
     for step in range(STEPS):
@@ -74,7 +81,7 @@ def forms_of(plan: Plan) -> dict[str, str]:
 def test_tables_and_the_dense_part_are_planned_as_one(kind: str, ranks: int, pins: Any) -> None:
     counts = mw.count_rows(model(kind), [batch(kind, step) for step in range(4)])
     plan = mw.search(
-        trace(model(kind), batch(kind, 0)), slow(ranks), optimizer=OPTIMIZER[kind],
+        traced(kind), slow(ranks), optimizer=OPTIMIZER[kind],
         precision="fp64", progress=False, rows=counts, constraints=pins,
     )  # fmt: skip
     large = {"recommender": ("users.weight", "items.weight"), "language": ("words.weight",)}[kind]

@@ -1,12 +1,15 @@
 """A model of words, of which a batch reads few rows."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
 
 VOCAB, WIDTH, BATCH, TOKENS, STEPS = 203, 6, 12, 4, 8
 
@@ -41,6 +44,12 @@ def batch(step: int) -> tuple[Tensor, ...]:
         torch.from_numpy(ids), torch.from_numpy(draw.integers(0, 5, (BATCH,))),
         torch.from_numpy(draw.standard_normal((BATCH, 3))),
     )  # fmt: skip
+
+
+@cache
+def graph() -> Graph:
+    """Traced once, for plans and for the jobs of every rank that is forked after them."""
+    return trace(model(), batch(0))
 
 
 def plain(optimizer: str, lr: float, clip: float | None) -> Any:

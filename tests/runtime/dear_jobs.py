@@ -10,6 +10,7 @@ from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
+from meshwright.testing.nets import graph_of
 
 WORDS, WIDTH, BATCH = 11, 7, 8
 
@@ -95,7 +96,7 @@ def made(plan: Plan, **more: Any) -> tuple[Job, Any]:
     optimizer, scheduler = scheduled(model)
     job = compile_job(
         model, plan, optimizer=optimizer, device="cpu", max_grad_norm=LIMIT, example_inputs=data(0),
-        **more,
+        graph=graph_of(plan), **more,
     )  # fmt: skip
     return job, scheduler
 

@@ -4,7 +4,7 @@ import torch
 
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.nets import CHOICES, Net, data, plan_for
+from meshwright.testing.nets import CHOICES, Net, data, graph_of, plan_for
 from meshwright.testing.spawn import alone, run_ranks
 
 OPTIMIZERS = {
@@ -44,7 +44,11 @@ def by_jobs():
         for name in CHOICES:
             model = Branching()
             job = compile_job(
-                model, branching_plan(name), optimizer=make(model.parameters()), max_grad_norm=0.5
+                model,
+                branching_plan(name),
+                optimizer=make(model.parameters()),
+                max_grad_norm=0.5,
+                graph=graph_of(branching_plan(name)),
             )
             for seed in (0, 2):
                 job.eval(data())

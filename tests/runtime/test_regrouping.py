@@ -17,7 +17,7 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.step import regrouping
 from meshwright.runtime.step.regrouping import SHARE, regroup
 from meshwright.runtime.world import world
-from meshwright.testing.nets import plan_for
+from meshwright.testing.nets import graph_of, plan_for
 from meshwright.testing.spawn import alone, run_ranks
 from tests.runtime.dear_jobs import Words, assert_equal, data, dear, made, plain, take
 
@@ -151,7 +151,8 @@ def refused(plans: list[Plan]) -> list[str]:
         tune = number < len(plans) or world.rank() == 0
         kind = PlanError if number < len(plans) else MismatchError
         with pytest.raises(kind) as error:
-            compile_job(Words(), plan, lr=0.1, device="cpu", tune=tune, check=False)
+            compile_job(Words(), plan, lr=0.1, device="cpu", tune=tune, check=False,
+                        graph=graph_of(plan))  # fmt: skip
         found.append(str(error.value))
     return found
 

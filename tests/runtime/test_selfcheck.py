@@ -21,7 +21,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job import compile as job_module
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step import step_end
-from meshwright.testing.nets import CHOICES, Net, data, net_plan, plan_for
+from meshwright.testing.nets import CHOICES, Net, data, graph_of, net_plan, plan_for
 from meshwright.testing.spawn import run_ranks
 
 
@@ -220,7 +220,7 @@ def steps(check: bool):
         random.seed(3)
         job = compile_job(
             full_net(), full_plan(name), example_inputs=data(), lr=0.1, max_grad_norm=0.1,
-            check=check,
+            check=check, graph=graph_of(full_plan(name)),
         )  # fmt: skip
         seen = [len(job.optimizer.state), len(job.stats.taken), job.state.step, job.grad_norm]
         seen += [random.random(), float(torch.rand(())), job.stats.called, job.recorder.record]

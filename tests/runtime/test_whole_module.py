@@ -12,7 +12,7 @@ from torch import nn
 from meshwright.ir.errors import PlanError
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.nets import CHOICES, Net, data, net_plan, plan_for
+from meshwright.testing.nets import CHOICES, Net, data, graph_of, net_plan, plan_for
 from meshwright.testing.spawn import alone, run_ranks
 
 
@@ -28,7 +28,7 @@ def plain(steps=2):
 
 def begun(plan, make=Net, steps=2, **settings):
     model = make(norm=True)
-    job = compile_job(model, plan, **settings)
+    job = compile_job(model, plan, graph=graph_of(plan), **settings)
     for seed in range(steps):
         job.step(data(seed))
     return job
@@ -46,7 +46,7 @@ def synced(plan):
     """What the module refuses while it is stale, and its state once it is synced."""
     model = Net(norm=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    job = compile_job(model, plan, optimizer=optimizer)
+    job = compile_job(model, plan, optimizer=optimizer, graph=graph_of(plan))
     model(*data())  # before the first step it is what the job has
     model.norm.reset_running_stats()
     refused = {}
@@ -92,7 +92,7 @@ def test_the_module_refuses_until_it_is_synced(kind):
 def odd():
     """Other ways to and from the module."""
     plan, found = net_plan("", True), {}
-    job = compile_job(Net(norm=True), plan)
+    job = compile_job(Net(norm=True), plan, graph=graph_of(plan))
     with torch.no_grad():
         job.model.head.weight.zero_()
     found["changed"] = refusal(lambda: job.step(data()))
@@ -136,7 +136,7 @@ def exported(plan, folder):
             x.add_(1)  # never read with a gradient, and not the job's
     job.save(folder)
     state = job.model.state_dict()
-    other = compile_job(Tied(norm=True), plan)
+    other = compile_job(Tied(norm=True), plan, graph=graph_of(plan))
     other.load(folder)
     other.sync_to()
     loaded = other.model.state_dict()

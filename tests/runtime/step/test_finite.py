@@ -10,7 +10,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.record.closing import StepRecords
-from meshwright.testing.nets import CHOICES, Net, data, net_plan
+from meshwright.testing.nets import CHOICES, Net, data, graph_of, net_plan
 from meshwright.testing.spawn import alone, run_ranks
 
 
@@ -32,7 +32,7 @@ def trained(folder):
     """What happens under each layout, on every rank."""
     found = {}
     for name in CHOICES:
-        job = compile_job(Net(), net_plan(name), lr=0.1)
+        job = compile_job(Net(), net_plan(name), graph=graph_of(net_plan(name)), lr=0.1)
         job.step(data())
         before = full_state(job)
         step = refusal(job.step, bad())
@@ -75,30 +75,30 @@ def two_steps():
 def policies(folder):
     found = {}
     plan = net_plan()
-    job = compile_job(Net(), plan, on_nonfinite="warn")
+    job = compile_job(Net(), plan, graph=graph_of(plan), on_nonfinite="warn")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         job.step(bad())
         job.save(folder)
     found["warn"] = [str(w.message) for w in told]
-    job = compile_job(Net(), plan, on_nonfinite="ignore")
+    job = compile_job(Net(), plan, graph=graph_of(plan), on_nonfinite="ignore")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         job.step(bad())
         job.save(folder)
     found["ignore"] = [str(w.message) for w in told if "finite" in str(w.message)]
     # A finite loss whose gradient is not: seen in its norm, before the optimizer steps.
-    job = compile_job(Net(), plan, max_grad_norm=1.0)
+    job = compile_job(Net(), plan, graph=graph_of(plan), max_grad_norm=1.0)
     before = full_state(job)
     job.parts.held[0].tensor.register_hook(lambda gradient: gradient / 0)
     found["norm"] = refusal(job.step, data())
     found["kept"] = all(torch.equal(x, before[n]) for n, x in full_state(job).items())
     # Parameters that a step has ruined are said at the next.
-    job = compile_job(Net(), plan, optimizer="sgd", lr=float("inf"))
+    job = compile_job(Net(), plan, graph=graph_of(plan), optimizer="sgd", lr=float("inf"))
     job.step(data())
     found["parameters"] = refusal(job.step, data())
     try:
-        compile_job(Net(), plan, on_nonfinite="stopp")
+        compile_job(Net(), plan, graph=graph_of(plan), on_nonfinite="stopp")
     except PlanError as error:
         found["wrong"] = str(error)
     return found
@@ -117,18 +117,20 @@ def test_the_user_says_what_happens(tmp_path):
 def looked_back(folder):
     """As on a GPU, where the host does not wait for the device in a step."""
     found = {}
-    job = compile_job(Net(), net_plan(), lr=0.1, check=False)
+    job = compile_job(Net(), net_plan(), graph=graph_of(net_plan()), lr=0.1, check=False)
     job.records = StepRecords(late=True)
     job.step(data())
     found["first"] = refusal(job.step, bad())
     found["next"] = refusal(job.step, data())
-    job = compile_job(Net(), net_plan(), lr=0.1, check=False)
+    job = compile_job(Net(), net_plan(), graph=graph_of(net_plan()), lr=0.1, check=False)
     job.records = StepRecords(late=True)
     job.step(data())
     job.step(bad())
     found["taken"] = [(step.kind, step.step_s > 0) for step in job.stats.taken]
     found["save"] = refusal(job.save, folder)
-    job = compile_job(Net(), net_plan(), lr=0.1, check=False, max_grad_norm=1.0)
+    job = compile_job(
+        Net(), net_plan(), graph=graph_of(net_plan()), lr=0.1, check=False, max_grad_norm=1.0
+    )
     job.records = StepRecords(late=True)
     job.on_nonfinite = "warn"
     job.step(bad())
@@ -157,16 +159,16 @@ def left_out(folder):
     found = {}
     for name in CHOICES:
         plan = net_plan(name)
-        plain = compile_job(Net(), plan, lr=0.1)
+        plain = compile_job(Net(), plan, graph=graph_of(plan), lr=0.1)
         wanted = [float(plain.step(data(n))) for n in (0, 1, 3)]
         plain.close()
-        job = compile_job(Net(), plan, lr=0.1, on_nonfinite="skip")
+        job = compile_job(Net(), plan, graph=graph_of(plan), lr=0.1, on_nonfinite="skip")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             losses = [float(job.step(x)) for x in (data(0), data(1), bad(), data(3))]
         skipped = losses[:2] + losses[3:], job.state.step, [str(w.message) for w in said]
         job.close()
-        job = compile_job(Net(), plan, lr=0.1, on_nonfinite="back")
+        job = compile_job(Net(), plan, graph=graph_of(plan), lr=0.1, on_nonfinite="back")
         saver, losses = Saver(job, folder / name, every=1, keep=2), []
         for x in (data(0), data(1), bad(), data(3)):
             try:

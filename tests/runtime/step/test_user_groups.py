@@ -11,7 +11,7 @@ from transformers import get_linear_schedule_with_warmup
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.nets import Net, data, net_plan
+from meshwright.testing.nets import Net, data, graph_of, net_plan
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
 
 STEPS = 6
@@ -76,7 +76,7 @@ def _begun(name, plan, after):
     model = Net()
     optimizer = optimizer_of(model)
     scheduler = None if after else SCHEDULERS[name](optimizer)
-    job = compile_job(model, plan, optimizer=optimizer)
+    job = compile_job(model, plan, optimizer=optimizer, graph=graph_of(plan))
     return job, optimizer, scheduler or SCHEDULERS[name](optimizer)
 
 
@@ -187,7 +187,8 @@ class Holding(torch.optim.SGD):
 def resumed(plan):
     """A clipping step of a job, two of Adam in plain PyTorch, and one more in a second job."""
     model = Net()
-    job = compile_job(model, plan, optimizer=Clipped(model.parameters(), most=0.01))
+    job = compile_job(model, plan, optimizer=Clipped(model.parameters(), most=0.01),
+                      graph=graph_of(plan))  # fmt: skip
     job.step(data(0))
     job.sync_to()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -195,7 +196,7 @@ def resumed(plan):
         optimizer.zero_grad()
         model(*data(seed)).backward()
         optimizer.step()
-    job = compile_job(model, plan, optimizer=optimizer)
+    job = compile_job(model, plan, optimizer=optimizer, graph=graph_of(plan))
     job.step(data(2))
     errors = []
     for make, more in [

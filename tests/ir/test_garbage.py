@@ -1,0 +1,53 @@
+"""Collections are rare while much is made, usual in jobs, and afterwards as they were."""
+
+import gc
+import weakref
+
+from meshwright.ir.garbage import FEWER_OBJECTS, OBJECTS, rare_collections, usual_collections
+
+
+def test_rare_inside_and_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        with rare_collections(FEWER_OBJECTS):
+            assert gc.get_threshold() == (FEWER_OBJECTS, 10, 10)
+            with rare_collections():
+                assert gc.get_threshold() == (OBJECTS, 10, 10)
+                usual_collections()
+                assert gc.get_threshold() == (700, 10, 10), "as outside of all"
+            assert gc.get_threshold() == (FEWER_OBJECTS, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)
+        usual_collections()  # nothing is under way
+        gc.set_threshold(0, 10, 10)
+        with rare_collections():
+            assert gc.get_threshold() == (0, 10, 10), "a caller wants none"
+    finally:
+        gc.set_threshold(*before)
+
+
+class Ring:
+    """Refers to itself: only a collection ends it."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_was_there_before_is_set_aside() -> None:
+    gc.unfreeze()
+    try:
+        before = weakref.ref(Ring())
+        with rare_collections(set_aside=True):
+            inside = weakref.ref(Ring())
+            gc.collect()
+            assert before() is not None and inside() is None
+        assert not gc.get_freeze_count()
+        gc.collect()
+        assert before() is None
+        gc.freeze()  # a caller's
+        count = gc.get_freeze_count()
+        with rare_collections(set_aside=True):
+            pass
+        assert gc.get_freeze_count() == count
+    finally:
+        gc.freeze()
