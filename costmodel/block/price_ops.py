@@ -9,13 +9,7 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import (
-    TIMED,
-    OpTime,
-    gradient_sum,
-    kept_inside_bytes,
-    op_time,
-)
+from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
@@ -151,8 +145,7 @@ class Walk(Trace):
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
         fused = self.site.run_as.fused_experts
-        # A measured op has them in it.
-        if time.source not in TIMED and (passes := passes_beside(local, self.site.device, fused)):
+        if passes := passes_beside(local, time, self.site.device, fused):
             self._compute(passes)
         if step.sends:
             self._inside(step, local, time)
@@ -265,7 +258,8 @@ class Walk(Trace):
         return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
 
     def _inside_bytes(self, op: Op) -> int:
-        return kept_inside_bytes(op, self.site.device, self.site.run_as.memory.draws_again)
+        draws_again = self.site.run_as.memory.draws_again
+        return kept_inside_bytes(op, self.facts.graph.tensors, self.site.device, draws_again)
 
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""

@@ -6,7 +6,7 @@ On CPUs, where a product takes many times as long as such a pass, they are not t
 
 from dataclasses import dataclass
 
-from meshwright.costmodel.ops.compute import OpTime, dispatched
+from meshwright.costmodel.ops.compute import TIMED, OpTime, dispatched
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_products
 from meshwright.costmodel.ops.local_op import LocalOp
@@ -33,11 +33,14 @@ _FUSED = _Passes(4, 3, 4), _Passes(4, 5, 4)
 Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
 
 
-def passes_beside(op: LocalOp, device: DeviceType, fused: bool) -> OpTime | None:
+def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, fused: bool) -> OpTime | None:
     """Returns what passes take of an op's forward and backward, for one micro-batch on one rank;
-    None for other ops, and on CPUs. `fused`: as stacks do whose kernels do each in one pass."""
-    products = forward_products(op) if op.target == str(EXPERTS) else ()
-    if device.kind == "cpu" or not products:
+    None for other ops, on CPUs, and where its own time was measured, as that has them in it.
+    `fused`: as stacks do whose kernels do each in one pass."""
+    if time.source in TIMED or device.kind == "cpu" or op.target != str(EXPERTS):
+        return None
+    products = forward_products(op)
+    if not products:
         return None
     last = products[-1]
     pairs, width, inner = last.batch * last.m, last.n, last.k
@@ -49,7 +52,7 @@ def passes_beside(op: LocalOp, device: DeviceType, fused: bool) -> OpTime | None
         return kernel_s(KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes), device)
 
     back = op.differentiable
-    time = OpTime(
+    found = OpTime(
         seconds(forward), seconds(backward) if back else 0.0, 0.0, curve.source, curve.band
     )
-    return dispatched(time, device, forward.operators, backward.operators * back, 0)
+    return dispatched(found, device, forward.operators, backward.operators * back, 0)
