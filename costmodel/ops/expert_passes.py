@@ -5,6 +5,7 @@ On CPUs, where a product takes many times as long as such a pass, they are not t
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.costmodel.ops.compute import TIMED, OpTime, dispatched
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
@@ -13,6 +14,8 @@ from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import DTYPE_BYTES
+from meshwright.ir.precision import Precision
+from meshwright.ir.styles import Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,24 @@ rows that are not here are masked, and the backward takes the gate again."""
 _FUSED = _Passes(4, 3, 4), _Passes(4, 5, 4)
 """One kernel each for putting into order and back, with the weights, and for the gate: Megatron-
 Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
+_OF_BIASES = _Passes(4, 8, 4), _Passes(1, 2, 4)
+"""More where experts have biases: each pair's is read and written as a row of its own, and added;
+gradients are summed expert by expert."""
 
 
-def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, fused: bool) -> OpTime | None:
+def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
+    """Returns the op with the dtype of its products: that of a precision's linear layers, where it
+    is of experts and the stack multiplies those alike; any other as it is."""
+    narrow = style.narrow_experts and precision.linears and op.target == str(EXPERTS)
+    return op._replace(dtype=precision.products) if narrow else op
+
+
+def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -> OpTime | None:
     """Returns what passes take of an op's forward and backward, for one micro-batch on one rank;
     None for other ops, on CPUs, and where its own time was measured, as that has them in it.
-    `fused`: as stacks do whose kernels do each in one pass."""
+
+    Rows are as wide as tokens, so that kernels which look them up move memory as copies do.
+    """
     if time.source in TIMED or device.kind == "cpu" or op.target != str(EXPERTS):
         return None
     products = forward_products(op)
@@ -44,15 +59,21 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, fused: bool) ->
         return None
     last = products[-1]
     pairs, width, inner = last.batch * last.m, last.n, last.k
-    curve = curve_of(OpClass.GATHER, device)
-    forward, backward = _FUSED if fused else _OURS
-
-    def seconds(passes: _Passes) -> float:
-        nbytes = pairs * (passes.width * width + passes.inner * inner) * DTYPE_BYTES[op.dtype]
-        return kernel_s(KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes), device)
-
+    wide = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
+    curve = curve_of(OpClass.COPY, device)
+    biases = _OF_BIASES if any(i.is_param and len(i.shape) == 2 for i in op.inputs) else ()
+    narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
+    counts = [0.0, 0.0]
+    seconds = [0.0, 0.0]
+    for i, own in enumerate(_FUSED if style.fused_experts else _OURS):
+        nbytes = 0.0
+        for passes in (own, *biases[i : i + 1]):
+            nbytes += pairs * (passes.width * width + passes.inner * inner) * wide
+            counts[i] += passes.operators
+        if narrow:  # inputs of both products, or gradients of their results
+            cast = narrow.result if i else narrow.operand
+            nbytes += pairs * cast * (width + (1 + i) * inner)
+        seconds[i] = kernel_s(KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes), device)
     back = op.differentiable
-    found = OpTime(
-        seconds(forward), seconds(backward) if back else 0.0, 0.0, curve.source, curve.band
-    )
-    return dispatched(found, device, forward.operators, backward.operators * back, 0)
+    found = OpTime(seconds[0], seconds[1] * back, 0.0, curve.source, curve.band)
+    return dispatched(found, device, counts[0], counts[1] * back, 0)

@@ -66,6 +66,8 @@ class Style:
     fused_experts: bool = False
     """Pairs of a token and an expert are put into order, gated and brought back by one kernel
     each."""
+    narrow_experts: bool = False
+    """Where linear layers have products of 8-bit floats, so do experts."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     loss_bytes: int = 0

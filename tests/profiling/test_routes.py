@@ -181,7 +181,7 @@ def test_blocks_on_gpus_have_the_passes_of_their_experts() -> None:
     layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
     spot = BlockSpot(4, 1, (), cluster.device_types[0].name, (), ())
     walk = problem.tables.blocks.walk(block, layout, spot)
-    passes = [passes_beside(x.local, x.time, walk.site.device, False)
+    passes = [passes_beside(x.local, x.time, walk.site.device, walk.site.run_as)
               for x in walk.trail if isinstance(x, PricedOp)]  # fmt: skip
     (found,) = filter(None, passes)
     assert walk.tape.count(found) == 1
