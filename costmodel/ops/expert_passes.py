@@ -75,5 +75,8 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
             nbytes += pairs * cast * (width + (1 + i) * inner)
         seconds[i] = kernel_s(KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes), device)
     back = op.differentiable
-    found = OpTime(seconds[0], seconds[1] * back, 0.0, curve.source, curve.band)
+    found = OpTime(
+        seconds[0], seconds[1] * back, 0.0, curve.source, curve.band,
+        forward_dispatch_s=style.experts_cpu_s[0], input_dispatch_s=style.experts_cpu_s[1] * back,
+    )  # fmt: skip
     return dispatched(found, device, counts[0], counts[1] * back, 0)
