@@ -212,7 +212,7 @@ def _is_squared(row: Row) -> bool:
 
 
 def _attention(model: ModelKind) -> str:
-    """Windows with sinks are an operator of ours, in whose place gpt-oss has written-out products."""
+    """Windows with sinks are an operator of ours; gpt-oss writes products in its place."""
     return "sdpa" if model.flash and not model.shape.window else "eager"
 
 

@@ -34,9 +34,11 @@ rows that are not here are masked, and the backward takes the gate again."""
 _FUSED = _Passes(4, 3, 4), _Passes(4, 5, 4)
 """One kernel each for putting into order and back, with the weights, and for the gate: Megatron-
 Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
-_OF_BIASES = _Passes(4, 8, 4), _Passes(1, 2, 4)
-"""More where experts have biases: each pair's is read and written as a row of its own, and added;
+_OUR_BIASES = _Passes(4, 12, 4), _Passes(15, 18, 8)
+"""More where experts have biases, counted alike: each pair's is looked up as a row and added;
 gradients are summed expert by expert."""
+_FUSED_BIASES = _Passes(2, 4, 2), _Passes(1, 2, 2)
+"""Added in place to results of grouped products, and summed; assumption."""
 
 
 def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
@@ -61,13 +63,15 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
     pairs, width, inner = last.batch * last.m, last.n, last.k
     wide = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
     curve = curve_of(OpClass.COPY, device)
-    biases = _OF_BIASES if any(i.is_param and len(i.shape) == 2 for i in op.inputs) else ()
+    biases = any(i.is_param and len(i.shape) == 2 for i in op.inputs)
+    fused = style.fused_experts
+    of_biases = (_FUSED_BIASES if fused else _OUR_BIASES) if biases else ()
     narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
     counts = [0.0, 0.0]
     seconds = [0.0, 0.0]
-    for i, own in enumerate(_FUSED if style.fused_experts else _OURS):
+    for i, own in enumerate(_FUSED if fused else _OURS):
         nbytes = 0.0
-        for passes in (own, *biases[i : i + 1]):
+        for passes in (own, *of_biases[i : i + 1]):
             nbytes += pairs * (passes.width * width + passes.inner * inner) * wide
             counts[i] += passes.operators
         if narrow:  # inputs of both products, or gradients of their results
