@@ -70,6 +70,12 @@ def _with_experts(shape: Shape, seq: int) -> Any:
             n_shared_experts=shape.shared_ffn // shape.expert_ffn, n_group=1, topk_group=1,
             **common,
         )  # fmt: skip
+    if shape.window:
+        widths = {"intermediate_size": shape.expert_ffn, "head_dim": shape.head_dim}
+        del common["moe_intermediate_size"]
+        return transformers.GptOssConfig(
+            num_local_experts=shape.experts, sliding_window=shape.window, **(common | widths)
+        )
     common |= {
         "num_experts": shape.experts, "decoder_sparse_step": shape.moe_every,
         "mlp_only_layers": list(range(shape.dense_layers)), "head_dim": shape.head_dim,

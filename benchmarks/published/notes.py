@@ -41,10 +41,9 @@ LOG = """\
   row's shape), whose ranks have samples of their own, as in these stacks. Where ranks of tensor
   parallelism have other experts, not parts of one, experts lie on `ep` and `tp` together. How often
   a token travels is part of the style (`Style.token_to`), and so is what putting tokens into order,
-  gates and bringing tokens back take beside the products (`Style.fused_experts`). Products of
-  experts are in bfloat16 here, also in rows of 8-bit floats. Experts that are not gated have no
-  place in these models: left out. An all-to-all beside another micro-batch's work (Megatron's
-  `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
+  gates and bringing tokens back take beside the products (`Style.fused_experts`). Experts that are
+  not gated have no place in these models: left out. An all-to-all beside another micro-batch's work
+  (Megatron's `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
   stack's list of operators.

@@ -158,8 +158,10 @@ def _experts_of(row: Row) -> tuple[str, ...]:
         raise RowError(f"experts that {p.etp} of {p.tp} ranks of tensor parallelism share")
     if p.dp % ranks or (p.etp < p.tp and p.ep % p.tp):
         raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas of tp {p.tp}")
-    axes = (["ep"] if ranks > 1 else []) + (["tp"] if p.etp < p.tp else [])
-    return (*(f"place *.experts.* {axis}=S(0)" for axis in axes), *(_WITHIN if p.etp > 1 else ()))
+    found = ["place *.experts.* ep=S(0)"] if ranks > 1 else []
+    if p.etp < p.tp:  # neighbours, who share attention, have neighbouring experts
+        found.append(f"place *.experts.* tp=S(0{f',outer={ranks}' if ranks > 1 else ''})")
+    return (*found, *(_WITHIN if p.etp > 1 else ()))
 
 
 _WITHIN = ("place *.experts.gate_up_proj tp=S(1,outer=2)", "place *.experts.down_proj tp=S(2)")
@@ -209,13 +211,18 @@ def _is_squared(row: Row) -> bool:
     return "nemotron" in row.label.lower()
 
 
+def _attention(model: ModelKind) -> str:
+    """Windows with sinks are an operator of ours; gpt-oss writes products in its place."""
+    return "sdpa" if model.flash and not model.shape.window else "eager"
+
+
 @lru_cache(maxsize=2)
 def _graph(
     model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...]
 ) -> Graph:
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(
-            config_of(model, seq), attn_implementation="sdpa" if model.flash else "eager"
+            config_of(model, seq), attn_implementation=_attention(model)
         )
         ids = torch.zeros(2, seq, dtype=torch.long)
     return trace(

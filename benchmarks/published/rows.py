@@ -13,7 +13,7 @@ from benchmarks.published.parts import REPORT, part_of_run
 from benchmarks.published.shapes import Shape, read_shape
 from meshwright.ir.errors import PlanError
 
-TABLES = Path(__file__).parents[1] / "tables"
+TABLES = Path(__file__).resolve().parents[1] / "tables"
 _BROKEN_GB_S = 100.0
 """A node whose collectives are slower than this in the job's own test has a device that does not
 work as it should."""
@@ -49,6 +49,7 @@ class Row:
     table: str
     index: int
     system: str
+    framework: str
     gpu: str
     gpus: int
     gpus_per_node: int
@@ -107,7 +108,9 @@ def read_table(path: Path) -> Table:
         raise PlanError(f"{path.name} has no list `rows`; it is not a published table")
     name = path.stem
     rerun = any("after_pp_fix" in raw for raw in data["rows"])
-    context = Context(name, data.get("common") or {}, _text_of(data), rerun, path.parent == TABLES)
+    context = Context(
+        name, data.get("common") or {}, _text_of(data), rerun, path.parent.resolve() == TABLES
+    )
     rows, skipped = [], []
     for index, raw in enumerate(data["rows"]):
         try:
@@ -161,6 +164,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         table=context.name,
         index=index,
         system=_system(raw, context),
+        framework=str(common.get("framework") or ""),
         gpu=str(hardware.get("gpu") or common.get("gpu") or ""),
         gpus=gpus,
         gpus_per_node=_count(hardware, "gpus_per_node") or _count(common, "gpus_per_node") or 8,

@@ -32,6 +32,8 @@ class Shape:
     """Of a head; 0: the model's over its heads."""
     latent: bool = False
     """Attention by latent vectors, of DeepSeek-V3's widths."""
+    window: int = 0
+    """gpt-oss: every second layer sees so many tokens, attention has sinks, experts biases."""
 
     @property
     def head_dim(self) -> int:
@@ -125,6 +127,7 @@ def read_shape(
         shared_ffn=int(moe.get("shared_ffn") or 0),
         head_width=int(model.get("head_dim") or 0),
         latent=bool(model.get("latent")),
+        window=int(model.get("window") or 0),
     )
 
 

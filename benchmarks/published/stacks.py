@@ -61,11 +61,11 @@ starts them, or does not."""
 
 
 def stack_of(row: Row) -> Stack:
-    """The stack that a row ran on: its own words first, then those of its table; RowError where
-    none is named."""
+    """The stack that a row ran on: its own words first, then its table's name and framework, and
+    what else the table says; RowError where none is named."""
     text = row.system.lower()
     own, table = text.split(row.table.lower(), 1) if row.table.lower() in text else ("", text)
-    for words in (own, row.table.lower(), table):
+    for words in (own, row.table.lower(), row.framework.lower(), table):
         for keys, stack in _WORDS:
             if any(key in words for key in keys):
                 return _as_launched(stack, row)

@@ -9,14 +9,8 @@ from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import (
-    TIMED,
-    OpTime,
-    gradient_sum,
-    kept_inside_bytes,
-    op_time,
-)
-from meshwright.costmodel.ops.expert_passes import passes_beside
+from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
+from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
@@ -144,7 +138,8 @@ class Walk(Trace):
         for value, dim, size in step.parts:
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
-        time = op_time(local, self.site.device, self.timer)
+        multiplied = as_multiplied_by(local, self.site.run_as, self.facts.precision)
+        time = op_time(multiplied, self.site.device, self.timer)
         if step.op.routing and step.op.routing.source and step.busiest:
             time = on_busiest(time, step.busiest, step.op.routing)
         if self.site.run_as.fused_softmax and step.op.name in self.facts.before_softmax:
@@ -152,9 +147,7 @@ class Walk(Trace):
         time = self._loss_of_stack(local, time)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self._compute(time)
-        fused = self.site.run_as.fused_experts
-        # A measured op has them in it.
-        if time.source not in TIMED and (passes := passes_beside(local, self.site.device, fused)):
+        if passes := passes_beside(multiplied, time, self.site.device, self.site.run_as):
             self._compute(passes)
         if step.sends:
             self._inside(step, local, time)
@@ -269,7 +262,8 @@ class Walk(Trace):
         return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
 
     def _inside_bytes(self, op: Op) -> int:
-        return kept_inside_bytes(op, self.site.device, self.site.run_as.memory.draws_again)
+        draws_again = self.site.run_as.memory.draws_again
+        return kept_inside_bytes(op, self.facts.graph.tensors, self.site.device, draws_again)
 
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""

@@ -49,29 +49,41 @@ class StageSite:
         return times * self.primitive_s(primitive, message.nbytes, axis)
 
     def _routed_s(self, primitive: Primitive, message: Inner, routing: Routing, axis: str) -> float:
-        """Tokens to their experts, or home, with as many copies as the stack makes of each."""
-        if message.outer > 1 and self.run_as.token_to != "rank":
-            return 0.0  # its one all-to-all is priced on the outermost axis, whose links are slower
+        """Tokens to their experts, or home, with as many copies as the stack makes of each. They
+        are packed by the kernels that put them into order (`ops/routing.py`)."""
+        if self.run_as.token_to == "rank":
+            return collective_time(primitive, message.nbytes, self.levels[axis])
+        parts = self.axes[axis].size * message.outer
+        own_bytes = message.nbytes / routing.copies(parts) / self.axes[axis].size
+
+        def sent_s(along: str) -> float:
+            return self._sent_s(primitive, own_bytes, message.held, routing, parts, along)
+
+        # Its one all-to-all is over all axes at once: the slowest links set the pace.
+        outer = (a for a, line in self.axes.items() if a != axis and line.size == message.outer)
+        return max(0.0, sent_s(axis) - max(map(sent_s, outer), default=0.0))
+
+    def _sent_s(
+        self, primitive: Primitive, own_bytes: float, held: int, routing: Routing, parts: int,
+        axis: str,
+    ) -> float:  # fmt: skip
+        """Of an all-to-all of a stack what the links of one axis take. `own_bytes`: of a rank's
+        tokens, each once; `parts`: in how many runs of `held` experts lie."""
         levels, ranks = self.levels[axis], self.axes[axis].size
-        copies = once = routing.copies(ranks)
-        nodes = ranks_of(levels[1:])
+        nodes, whole = ranks_of(levels[1:]), own_bytes * ranks
+        copies = routing.copies(parts)
         outside = routing.copies(nodes) if nodes > 1 else 0.0
         match self.run_as.token_to:
-            case "rank":
-                return self.primitive_s(primitive, message.nbytes, axis)
             case "expert":
                 copies, outside = float(routing.picked), 0.0
             case "neighbours":
-                copies = float(min(ranks, ceil(routing.picked / message.held)))
-                outside = outside and ceil(copies * nodes / ranks)
+                copies = float(min(parts, ceil(routing.picked / held)))
+                outside = outside and ceil(copies * nodes / parts)
         if not outside:
-            return self.primitive_s(primitive, round(message.nbytes * copies / once), axis)
+            return collective_time(primitive, round(whole * copies), levels)
         # Both tiers work at once: the outer ones carry a copy for each node.
-        inside = message.nbytes * copies / once / nodes
-        inside_s = collective_time(primitive, inside, levels[:1])
-        return max(
-            self.primitive_s(primitive, round(message.nbytes * outside / once), axis), inside_s
-        )
+        inside_s = collective_time(primitive, whole * copies / nodes, levels[:1])
+        return max(collective_time(primitive, round(whole * outside), levels), inside_s)
 
     def _copied_s(self, nbytes: float) -> float:
         curve = curve_of(OpClass.COPY, self.device)

@@ -1,6 +1,6 @@
 """Time of one op on one device: measured if a timer knows it, otherwise by its class's curve."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol, get_args
@@ -25,7 +25,7 @@ from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.costmodel.ops.made_of import calls_of
 from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
-from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.graph import DTYPE_BYTES, Op, Tensor
 from meshwright.ir.ops import facts
 
 _VIEW_OVERHEAD = 0.4
@@ -41,11 +41,18 @@ TIMED: frozenset[Source] = frozenset({"measured", "interpolated"})
 _SOURCES: tuple[Source, ...] = get_args(Source)
 
 
-def kept_inside_bytes(op: Op, device: DeviceType, draws_again: bool) -> int:
+def kept_inside_bytes(
+    op: Op, tensors: Mapping[str, Tensor], device: DeviceType, draws_again: bool
+) -> int:
     """Bytes that autograd keeps on such a device beside the op's operands and results, for all of
     the batch; `draws_again`: kernels of the stack keep no random numbers."""
-    redrawn = draws_again and device.kind != "cpu" and facts(op.target).redrawn
-    return 0 if redrawn else op.saved_extra_bytes
+    if device.kind == "cpu" or not op.saved_extra_bytes:
+        return op.saved_extra_bytes
+    known = facts(op.target)
+    if known.redrawn and draws_again:
+        return 0
+    kept = known.kernel_keeps and known.kernel_keeps([tensors[n].shape for n in op.inputs])
+    return op.saved_extra_bytes if kept is None else kept
 
 
 @dataclass(frozen=True, slots=True)

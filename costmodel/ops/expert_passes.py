@@ -5,14 +5,17 @@ On CPUs, where a product takes many times as long as such a pass, they are not t
 """
 
 from dataclasses import dataclass
+from math import prod
 
-from meshwright.costmodel.ops.compute import OpTime, dispatched
+from meshwright.costmodel.ops.compute import TIMED, OpTime, dispatched
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_products
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import DTYPE_BYTES
+from meshwright.ir.precision import Precision
+from meshwright.ir.styles import Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +34,53 @@ rows that are not here are masked, and the backward takes the gate again."""
 _FUSED = _Passes(4, 3, 4), _Passes(4, 5, 4)
 """One kernel each for putting into order and back, with the weights, and for the gate: Megatron-
 Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
+_OUR_BIASES = _Passes(4, 12, 4), _Passes(15, 18, 8)
+"""More where experts have biases, counted alike: each pair's is looked up as a row and added;
+gradients are summed expert by expert."""
+_FUSED_BIASES = _Passes(2, 4, 2), _Passes(1, 2, 2)
+"""Added in place to results of grouped products, and summed; assumption."""
 
 
-def passes_beside(op: LocalOp, device: DeviceType, fused: bool) -> OpTime | None:
+def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
+    """Returns the op with the dtype of its products: that of a precision's linear layers, where it
+    is of experts and the stack multiplies those alike; any other as it is."""
+    narrow = style.narrow_experts and precision.linears and op.target == str(EXPERTS)
+    return op._replace(dtype=precision.products) if narrow else op
+
+
+def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -> OpTime | None:
     """Returns what passes take of an op's forward and backward, for one micro-batch on one rank;
-    None for other ops, and on CPUs. `fused`: as stacks do whose kernels do each in one pass."""
-    products = forward_products(op) if op.target == str(EXPERTS) else ()
-    if device.kind == "cpu" or not products:
+    None for other ops, on CPUs, and where its own time was measured, as that has them in it.
+
+    Rows are as wide as tokens, so that kernels which look them up move memory as copies do.
+    """
+    if time.source in TIMED or device.kind == "cpu" or op.target != str(EXPERTS):
+        return None
+    products = forward_products(op)
+    if not products:
         return None
     last = products[-1]
     pairs, width, inner = last.batch * last.m, last.n, last.k
-    curve = curve_of(OpClass.GATHER, device)
-    forward, backward = _FUSED if fused else _OURS
-
-    def seconds(passes: _Passes) -> float:
-        nbytes = pairs * (passes.width * width + passes.inner * inner) * DTYPE_BYTES[op.dtype]
-        return kernel_s(KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes), device)
-
+    wide = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
+    curve = curve_of(OpClass.COPY, device)
+    biases = any(i.is_param and len(i.shape) == 2 for i in op.inputs)
+    fused = style.fused_experts
+    of_biases = (_FUSED_BIASES if fused else _OUR_BIASES) if biases else ()
+    narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
+    counts = [0.0, 0.0]
+    seconds = [0.0, 0.0]
+    for i, own in enumerate(_FUSED if fused else _OURS):
+        nbytes = 0.0
+        for passes in (own, *of_biases[i : i + 1]):
+            nbytes += pairs * (passes.width * width + passes.inner * inner) * wide
+            counts[i] += passes.operators
+        if narrow:  # inputs of both products, or gradients of their results
+            cast = narrow.result if i else narrow.operand
+            nbytes += pairs * cast * (width + (1 + i) * inner)
+        seconds[i] = kernel_s(KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes), device)
     back = op.differentiable
-    time = OpTime(
-        seconds(forward), seconds(backward) if back else 0.0, 0.0, curve.source, curve.band
-    )
-    return dispatched(time, device, forward.operators, backward.operators * back, 0)
+    found = OpTime(
+        seconds[0], seconds[1] * back, 0.0, curve.source, curve.band,
+        forward_dispatch_s=style.experts_cpu_s[0], input_dispatch_s=style.experts_cpu_s[1] * back,
+    )  # fmt: skip
+    return dispatched(found, device, counts[0], counts[1] * back, 0)

@@ -79,10 +79,10 @@ def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTi
     forward += [*_sum(tokens, copies, wide, by_kernel), *casts]
     backward = [(1 + copies) * tokens * wide, *casts] if trained else []
     backward += [nbytes for n in trained for nbytes in _sum(n, copies, 1.0, by_kernel)]
-    curve = curve_of(OpClass.GATHER, device)
+    curve = curve_of(OpClass.COPY, device)  # rows are as wide as tokens
 
     def seconds(kernels: Sequence[float]) -> float:
-        works = (KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes) for nbytes in kernels)
+        works = (KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes) for nbytes in kernels)
         return sum(kernel_s(work, device) for work in works)
 
     time = OpTime(seconds(forward), seconds(backward), 0.0, curve.source, curve.band)

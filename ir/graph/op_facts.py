@@ -25,6 +25,7 @@ Autocast = Literal["by class", "first", "float32", "bfloat16", "promoted", "trac
 Shares = Literal["by class", "strided", "if it can"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
+CountKept = Callable[[Sequence[Shape]], int | None]
 """From the shapes of a rank's operands."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
@@ -85,6 +86,9 @@ class OpFacts:
     """A rank calls something else where replicas share the batch."""
     redrawn: bool = False
     """What autograd keeps inside of it is random: our kernels of GPUs draw it again instead."""
+    kernel_keeps: CountKept | None = None
+    """From the shapes of its operands, bytes that its kernel on GPUs keeps beside these and the
+    result, where torch's on a CPU, which a trace asks, keeps others; None: the same."""
     torch_passes: float = 1.0
     """What a CPU moves for it over what its kernel would: counted in its way by torch, which runs
     one operator after the other."""

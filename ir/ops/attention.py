@@ -1,6 +1,7 @@
 """Scaled dot-product attention: batch and heads may be split, queries where the mask allows, and
 queries and keys together, which then go round."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -135,6 +136,17 @@ def _busiest(op: Op, strategy: Strategy, ranks: int, queries: Shape) -> float:
     return 1.0 if placed.zigzag else 1 + (1 - 1 / ranks) / placed.outer
 
 
+def _kernel_keeps(shapes: Sequence[Shape]) -> int | None:
+    """Where values are not as wide as keys (latent attention), torch's kernel of CPUs gives way to
+    products, which keep all scores; those of GPUs keep a logarithm for each query, as it does
+    elsewhere, and a mask as numbers (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp:
+    memory-efficient attention and cuDNN's take values of other widths)."""
+    query, _, value, *mask = shapes
+    if value[-1] == query[-1]:
+        return None
+    return 4 * prod(query[:-1]) + sum(2 * prod(shape) for shape in mask)
+
+
 def _messages(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
@@ -166,6 +178,7 @@ FACTS = {
             form=then(_dropped, _round),
             messages=_messages,
             busiest=_busiest,
+            kernel_keeps=_kernel_keeps,
         ),
     ),
     **named(

@@ -66,6 +66,11 @@ class Style:
     fused_experts: bool = False
     """Pairs of a token and an expert are put into order, gated and brought back by one kernel
     each."""
+    narrow_experts: bool = False
+    """Where linear layers have products of 8-bit floats, so do experts."""
+    experts_cpu_s: tuple[float, float] = (0.0, 0.0)
+    """What the CPU takes for a layer of experts on GPUs, forward and backward, beside its operators
+    as counted here: routers of many small ones, modules' own Python, and waits for counts."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     loss_bytes: int = 0
@@ -97,6 +102,10 @@ class Style:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
         if not 0.1 <= self.attention <= 10.0:
             raise PlanError(f"style: attention is {self.attention}; it must be from 0.1 to 10")
+        if not all(0.0 <= seconds <= 1.0 for seconds in self.experts_cpu_s):
+            raise PlanError(
+                f"style: experts_cpu_s is {self.experts_cpu_s}; both must be from 0 to 1 second"
+            )
         if not 0 <= self.loss_bytes <= 1024:
             raise PlanError(f"style: loss_bytes is {self.loss_bytes}; it must be from 0 to 1024")
 

@@ -12,6 +12,7 @@ STYLE = Style(
     balanced=True,
     token_to="expert",
     fused_experts=True,
+    narrow_experts=True,
     kernels=(
         "layer_norm",
         "rms_norm",
@@ -25,5 +26,6 @@ STYLE = Style(
     pins=(*ZERO_ONLY, "overlap=gradients"),
     memory=StackMemory(reserved=RESERVED),
     reference="Megatron-Core 0.9, distributed_data_parallel.py, tensor_parallel/layers.py, "
-    "moe/token_dispatcher.py (MoEAlltoAllTokenDispatcher permutes before it sends)",
+    "moe/token_dispatcher.py (MoEAlltoAllTokenDispatcher permutes before it sends); "
+    "Transformer Engine, grouped_linear.py (GroupedLinear under fp8_autocast)",
 )

@@ -19,5 +19,9 @@ WithCluster = Annotated[
 WithProfile = Annotated[
     Path | None, typer.Option(help="with --model: measurements to predict with")
 ]
+Routes = Annotated[
+    str | None,
+    typer.Option(help="where tokens of mixtures go: a file of count_routes, or zipf:0.5"),
+]
 MODEL = "train:build_model"
 """The model of examples."""

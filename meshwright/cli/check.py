@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.arguments.options import MODEL, Json
+from meshwright.arguments.options import MODEL, Json, Routes
 from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import plan_io
@@ -51,6 +51,7 @@ def command(
     time_limit_s: Annotated[
         float, typer.Option("--time-limit", help="to complete a plan by hand")
     ] = 60.0,
+    routes: Routes = None,
     rehash: Annotated[
         bool, typer.Option(help="accept a plan edited by hand: check it, then renew its hash")
     ] = False,
@@ -68,11 +69,14 @@ def command(
         if rehash:
             raise typer.BadParameter("--rehash is for whole plans; this one has no hash yet")
         checked = _completed(
-            plan_file, target, cluster, global_batch_size, time_limit_s, profile, quiet=as_json
-        )
+            plan_file, target, cluster, global_batch_size, time_limit_s, profile, routes,
+            quiet=as_json,
+        )  # fmt: skip
     else:
         if global_batch_size is not None:
             raise typer.BadParameter("--global-batch is for plans by hand; this one has its own")
+        if routes is not None:
+            raise typer.BadParameter("--routes is for plans by hand; this one has its own, if any")
         checked = _checked(plan_file, target, cluster, profile, rehash=rehash)
     if dry_run and target and not checked.is_broken:
         checked = _stepped(checked, target, quiet=as_json)
@@ -97,6 +101,7 @@ def _completed(
     global_batch_size: int | None,
     time_limit_s: float,
     profile: Path | None,
+    routes: str | None,
     *,
     quiet: bool,
 ) -> Checked:
@@ -111,6 +116,7 @@ def _completed(
     problem = minimal_problem(
         path, found.model, machines, global_batch_size=global_batch_size,
         example_inputs=found.example_inputs, loss_fn=found.loss_fn, profile=profile,
+        routes=routes,
     )  # fmt: skip
     try:
         plan = search_problem(problem, time_limit_s=time_limit_s, progress=not quiet)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.arguments.options import MODEL, Json, Target
+from meshwright.arguments.options import MODEL, Json, Routes, Target
 from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
@@ -73,12 +73,6 @@ Rows = Annotated[
     str | None,
     typer.Option(help="how often rows of tables occur: a file of count_rows, or zipf:1.05"),
 ]
-
-Routes = Annotated[
-    str | None,
-    typer.Option(help="where tokens of mixtures go: a file of count_routes, or zipf:0.5"),
-]
-
 
 Survives = Annotated[
     str,

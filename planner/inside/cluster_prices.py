@@ -14,6 +14,7 @@ from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.compute import op_time
+from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE, class_of
 from meshwright.forms.updates import update
@@ -88,9 +89,15 @@ class OpTimes:
     ) -> float:
         local = self._local(op, inputs, outputs, share)
         if local not in self.known:
-            time = op_time(local, self.device)
-            dispatch_s = time.forward_dispatch_s + time.input_dispatch_s + time.weight_dispatch_s
-            self.known[local] = max(time.total_s, dispatch_s)
+            run_as = self.tables.run_as
+            multiplied = as_multiplied_by(local, run_as, self.tables.facts.precision)
+            time = op_time(multiplied, self.device)
+            beside = passes_beside(multiplied, time, self.device, run_as)
+            times = (time, beside) if beside else (time,)
+            dispatch_s = sum(
+                t.forward_dispatch_s + t.input_dispatch_s + t.weight_dispatch_s for t in times
+            )
+            self.known[local] = max(sum(t.total_s for t in times), dispatch_s)
         return self.known[local]
 
     def _local(

@@ -1,5 +1,6 @@
 """What an op's own communication costs the layout solver."""
 
+from math import ceil
 from typing import NamedTuple
 
 from meshwright.ir.graph.graph import Graph, Op
@@ -11,7 +12,7 @@ from meshwright.planner.inside.prices import Prices
 
 
 class Inside(NamedTuple):
-    """Seconds of messages inside an op, for one sample, forward and backward."""
+    """Seconds of messages inside an op, forward and backward."""
 
     beside: float
     """While it computes."""
@@ -22,8 +23,11 @@ class Inside(NamedTuple):
         return max(computing_s, self.beside) + self.alone
 
 
-def inside_s(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices) -> Inside:
-    """Messages inside an op on an axis of `ranks`; nothing for most ops."""
+def inside_s(
+    graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices, samples: float = 1.0
+) -> Inside:
+    """Messages inside an op on an axis of `ranks` for so many samples, which go together; nothing
+    for most ops."""
     inputs = [_operand(graph, name) for name in op.inputs]
     outputs = [_operand(graph, name) if name else LocalOperand((), 0) for name in op.outputs]
     messages = inner_traffic(op, strategy, ranks, inputs, outputs)
@@ -31,7 +35,9 @@ def inside_s(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Price
     seconds = [0.0, 0.0]
     for message in messages:
         if trains or not message.backward:
-            seconds[message.beside] += _message_s(message, graph.batch_size, ranks, prices)
+            seconds[message.beside] += _message_s(
+                message, samples / graph.batch_size, ranks, prices
+            )
     return Inside(beside=seconds[True], alone=seconds[False])
 
 
@@ -40,8 +46,8 @@ def _operand(graph: Graph, name: str) -> LocalOperand:
     return LocalOperand(tensor.shape, tensor.nbytes)
 
 
-def _message_s(message: Inner, samples: int, ranks: int, prices: Prices) -> float:
-    nbytes = -(-message.nbytes // samples)
+def _message_s(message: Inner, share: float, ranks: int, prices: Prices) -> float:
+    nbytes = ceil(message.nbytes * share)
     if message.kind == SHIFT:
         # A gather is ranks - 1 shifts of a part each.
         gather_s = prices.primitive_s(Primitive.ALL_GATHER, nbytes * ranks, ranks)

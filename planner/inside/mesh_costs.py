@@ -168,13 +168,18 @@ def _inside(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> tup
     if not sends(own.op):
         return beside, alone
     for axis, (_, size) in enumerate(space.mesh):
-        found = [inside_s(graph, own.op, s, size, regime.prices[axis]) for s in own.found[axis]]
-        times = np.full(len(own.picks), float(regime.samples))
+        samples = np.full(len(own.picks), float(regime.samples))
         for other in range(len(space.mesh)):
             if other != axis:
-                times *= _sent_shares(graph, own, space, other)
-        beside += np.array([i.beside for i in found])[own.picks[:, axis]] * times
-        alone += np.array([i.alone for i in found])[own.picks[:, axis]] * times
+                samples *= _sent_shares(graph, own, space, other)
+        rows = np.stack([own.picks[:, axis].astype(np.float64), samples], 1)
+        distinct, which = np.unique(rows, axis=0, return_inverse=True)
+        found = [
+            inside_s(graph, own.op, own.found[axis][int(i)], size, regime.prices[axis], float(n))
+            for i, n in distinct
+        ]
+        beside += np.array([i.beside for i in found])[which.reshape(-1)]
+        alone += np.array([i.alone for i in found])[which.reshape(-1)]
     return beside, alone
 
 

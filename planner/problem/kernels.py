@@ -77,7 +77,7 @@ def _kept_bytes(ops: Sequence[Op], tensors: Mapping[str, Tensor], device: Device
     """What ops keep for the backward of what they make themselves."""
     made = {name for op in ops for name in op.outputs}
     kept = {name for op in ops for name in op.saved} & made
-    inside = sum(kept_inside_bytes(op, device, DRAWS_AGAIN) for op in ops)
+    inside = sum(kept_inside_bytes(op, tensors, device, DRAWS_AGAIN) for op in ops)
     return sum(tensors[name].nbytes for name in kept) + inside
 
 
@@ -95,7 +95,7 @@ def whole_op(op: Op, tensors: Mapping[str, Tensor], device: DeviceType) -> Local
     inputs = [tensors[name] for name in op.inputs]
     outputs = [tensors[name] for name in op.outputs if name]
     saved = sum(tensors[name].nbytes for name in op.saved) + kept_inside_bytes(
-        op, device, DRAWS_AGAIN
+        op, tensors, device, DRAWS_AGAIN
     )
     return LocalOp(
         op.target, class_of(op), outputs[0].dtype, op.flops,

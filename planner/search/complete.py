@@ -12,6 +12,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
+from meshwright.ir.profile.route_counts import RouteCounts, RoutesGiven
 from meshwright.ir.text.canonical import parse_json, read_text
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.kernels import kernels_for
@@ -38,14 +39,16 @@ def complete(
     time_limit_s: float = 60,
     progress: bool = False,
     profile: Profile | Path | str | None = None,
+    routes: RoutesGiven = None,
 ) -> Plan:
     """The best plan that keeps what is given: `complete({"tp": 4, "pp": 2}, model, cluster)`.
 
-    `given` is a mapping or a JSON file; unknown keys are errors. Infeasible says what conflicts.
+    `given` is a mapping or a JSON file; unknown keys are errors. `profile` and `routes` are as
+    `search` takes them. Infeasible says what conflicts.
     """
     problem = minimal_problem(
         given, model_or_graph, cluster, global_batch_size=global_batch_size,
-        example_inputs=example_inputs, loss_fn=loss_fn, profile=profile,
+        example_inputs=example_inputs, loss_fn=loss_fn, profile=profile, routes=routes,
     )  # fmt: skip
     return search_problem(problem, time_limit_s=time_limit_s, progress=progress)
 
@@ -59,6 +62,7 @@ def minimal_problem(
     example_inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
     profile: Profile | Path | str | None = None,
+    routes: RoutesGiven = None,
 ) -> Problem:
     """The search that a hand-written plan asks for."""
     where = str(given) if isinstance(given, str | Path) else "plan"
@@ -81,7 +85,10 @@ def minimal_problem(
     check_batch(data, graph.batch_size, where)
     settings = {k: v for k, v in asked.settings.items() if k != "global_batch_size"}
     measured = load_profile(profile) if isinstance(profile, str | Path) else profile
-    return make_problem(graph, cluster, constraints=asked.constraints, profile=measured, **settings)
+    return make_problem(
+        graph, cluster, constraints=asked.constraints, profile=measured,
+        routes=RouteCounts.load(routes), **settings,
+    )  # fmt: skip
 
 
 def read_minimal(path: str | Path) -> Mapping[str, Any]:

@@ -94,8 +94,9 @@ def row(**changed: object) -> Row:
     shape = Shape(layers=4, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, gated=False,
                   tied=True, positions=32)  # fmt: skip
     found = Row(
-        table="toy", index=0, system="", gpu="A100-SXM4-80GB", gpus=8, gpus_per_node=8, network="",
-        bandwidths={}, shape=shape, parallel=Parallel(tp=2, pp=2, dp=2, zero=1, shard=2), gbs=16,
+        table="toy", index=0, system="", framework="", gpu="A100-SXM4-80GB", gpus=8,
+        gpus_per_node=8, network="", bandwidths={}, shape=shape,
+        parallel=Parallel(tp=2, pp=2, dp=2, zero=1, shard=2), gbs=16,
         mbs=2, seq=32, precision="bf16", recompute="full", compiled=False, revised=False,
         step_s=1.0, peak_bytes=None, memory_kind="", fits=None, label="toy",
     )  # fmt: skip

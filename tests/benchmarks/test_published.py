@@ -175,7 +175,7 @@ def test_what_plans_have_no_word_for_is_refused():
 def test_mixtures_of_experts_have_the_shapes_of_their_rows():
     """Against the sums that the models' cards give: all parameters, and those of a token."""
     table = next(tables(Path("benchmarks/tables"), only="mixtures"))
-    assert not table.skipped
+    assert [skip.index for skip in table.skipped] == [34]  # sets a constant
     known = {"Qwen3 30B-A3B": 30.5e9, "Qwen3 235B-A22B": 235e9, "Grok-1 314B": 314e9,
              "Llama 4 Maverick 400B": 400e9, "GPT-OSS 120B": 116.8e9}  # fmt: skip
     rows = {row.label.split(" dp")[0]: row for row in table.rows}
@@ -183,7 +183,8 @@ def test_mixtures_of_experts_have_the_shapes_of_their_rows():
         shape = rows[name].shape
         assert shape.parameters == pytest.approx(parameters, rel=0.015), name
         config = config_of(ModelKind(shape=shape), 4096)
-        assert (config.num_experts, config.num_experts_per_tok) == (shape.experts, shape.top_k)
+        experts = config.num_local_experts if shape.window else config.num_experts
+        assert (experts, config.num_experts_per_tok) == (shape.experts, shape.top_k)
     latent = config_of(ModelKind(shape=rows["DeepSeek-V3 671B"].shape), 4096)
     assert (latent.kv_lora_rank, latent.n_routed_experts, latent.first_k_dense_replace) == (
         512, 256, 3,

@@ -4,18 +4,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.placed import joint_kernels, used
 from meshwright.ir.plan.beside import bounded, waits_for_collectives
 from meshwright.ir.plan.plan import OVERLAPS, Plan
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.bounds.bound import lower_bound
 from meshwright.planner.bounds.frames import frames
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
-from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.predict import excess_bytes, predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.complete import complete, minimal_problem
 from meshwright.planner.search.evidence import with_evidence
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.found import SearchLog
@@ -68,6 +73,28 @@ def test_every_level(pins: tuple[str, ...]) -> None:
 def test_compiled_blocks(ratio: float) -> None:
     found = check_below(profiled(ratio))
     assert any(plan.stages[0].compile for plan in found)
+
+
+def test_tokens_that_crowd_on_gpus() -> None:
+    """A plan by hand is completed for them as searched for; its bound holds with what experts do
+    beside their products, and with the busiest rank's tokens."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 1,
+             "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256,
+             "num_local_experts": 4, "dtype": torch.bfloat16}  # fmt: skip
+    with torch.device("meta"):
+        model = MixtralForCausalLM(MixtralConfig(**sizes))
+    ids = torch.zeros(1, 4096, dtype=torch.int64)
+    graph = trace(model, {"input_ids": ids, "labels": ids}, global_batch_size=64, precision="bf16")
+    cluster = Cluster.preset("h100-sxm", devices_per_node=2)
+    given = {"ep": 2, "samples": "own", "constraints": ["place *.experts.* ep=S(0)"]}
+    even, crowded = (minimal_problem(given, graph, cluster, routes=r) for r in (None, "zipf:1.0"))
+    plans = complete(given, graph, cluster), complete(given, graph, cluster, routes="zipf:1.0")
+    assert [bool(plan.routing) for plan in plans] == [False, True]
+    # The first sends tokens, and would wait for the busiest rank.
+    steps_s = [[predict_plan(asked, plan).step_s for plan in plans] for asked in (even, crowded)]
+    assert steps_s[0][0] < steps_s[1][0]
+    for i, asked in enumerate((even, crowded)):
+        assert 0 < lower_bound(asked, waits=False) <= steps_s[i][i] * (1 + 1e-5)
 
 
 def test_kernels() -> None:

@@ -17,12 +17,14 @@ from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile.route_counts import RouteCounts, counts_of
 from meshwright.ir.trace.declared import mix_experts
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.cluster_prices import OpTimes
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
@@ -172,13 +174,24 @@ def test_experts_on_two_axes_wait_for_the_busiest_of_all_their_ranks() -> None:
 
 def test_blocks_on_gpus_have_the_passes_of_their_experts() -> None:
     case = CASES["mixtral"]
-    graph, cluster = trace(case.model(), case.example()), Cluster.preset("h100-sxm")
+    cluster = Cluster.preset("h100-sxm")
+    graph = trace(case.model(), case.example(), precision="bf16")
     problem = make_problem(graph, cluster)
     block = graph.blocks[1]
     layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
     spot = BlockSpot(4, 1, (), cluster.device_types[0].name, (), ())
     walk = problem.tables.blocks.walk(block, layout, spot)
-    passes = [passes_beside(x.local, walk.site.device, False)
+    passes = [passes_beside(x.local, x.time, walk.site.device, walk.site.run_as)
               for x in walk.trail if isinstance(x, PricedOp)]  # fmt: skip
     (found,) = filter(None, passes)
     assert walk.tape.count(found) == 1
+    # Whoever chooses layouts prices them so, too.
+    (experts,) = (x for x in walk.trail if isinstance(x, PricedOp) and x.op.target == str(EXPERTS))
+    shapes = [x.shape for x in experts.local.inputs], experts.local.outputs
+    layouts_s = OpTimes.of(problem.tables)(experts.op, *shapes, 4 / graph.batch_size)
+    dispatched_s = sum(
+        t.forward_dispatch_s + t.input_dispatch_s + t.weight_dispatch_s
+        for t in (experts.time, found)
+    )
+    assert experts.time.total_s + found.total_s < dispatched_s
+    assert layouts_s == pytest.approx(dispatched_s)

@@ -17,16 +17,22 @@ from transformers import (
 
 import meshwright as mw
 from meshwright.costmodel.as_run import as_exchanged, as_run
+from meshwright.costmodel.block.site import StageSite
+from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.exchange_rows import Event, Send
 from meshwright.forms.sync import exchange
+from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.routing import spread_evenly
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.layout.op_messages import Inner
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import ModelMesh, Plan
 from meshwright.ir.styles import OURS, STYLES, Style, refuse_style, style
@@ -236,8 +242,9 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     variant = own_variants(mesh, problem.batch)[0]
     plan = build_plan(problem, uniform_choice(problem, model=mesh, variant=variant))
 
-    def seconds(**changes: Any) -> float:
-        return with_style(monkeypatch, made, plan, replace(style("nemo"), **changes), nodes=2)
+    def seconds(cpu_s: float = 0.0, **changes: Any) -> float:
+        changed = replace(style("nemo"), experts_cpu_s=(cpu_s, cpu_s), **changes)
+        return with_style(monkeypatch, made, plan, changed, nodes=2)
 
     # Of neighbours 2 ranks of one node have the eight, as each has four.
     expert, rank, node, near = (
@@ -247,6 +254,34 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     # The network's rate bounds the others: a copy more takes as long, whatever it is for.
     ranks, nodes = (spread_evenly(64, 8).copies(n) for n in (16, 2))
     assert (expert - rank) / (8 - ranks) == pytest.approx((rank - node) / (ranks - nodes), rel=0.6)
+    # Where the CPU takes longer than all that, a layer takes what the CPU does.
+    longer = [seconds(cpu_s, token_to="expert") for cpu_s in (0.2, 0.3)]
+    assert expert < 0.8 < longer[0] and longer[1] - longer[0] == pytest.approx(4 * 0.1, rel=1e-3)
+
+
+def test_one_all_to_all_over_two_axes_takes_the_slower_links() -> None:
+    """Whichever of them is outside."""
+    device, known = presets.device("h100-sxm"), spread_evenly(16, 4)
+    links = {"ep": presets.LINKS["pcie4"], "tp": presets.LINKS["nvlink4"]}
+    axes = {"ep": Axis(4), "tp": Axis(2)}
+    site = StageSite(
+        axes, {"ep": 0, "tp": 0}, device,
+        {name: (Level(axes[name].size, links[name]),) for name in axes}, style("nemo"),
+    )  # fmt: skip
+
+    def whole_s(outside: str, inside: str) -> float:
+        found = 0.0
+        for axis, outer in ((outside, 1), (inside, axes[outside].size)):
+            ranks = axes[axis].size
+            nbytes = round(2**24 * ranks * known.copies(ranks * outer))
+            move = Inner(Primitive.ALL_TO_ALL, nbytes, 1, backward=False, routing=known,
+                         held=16 // ranks // outer, outer=outer)  # fmt: skip
+            found += site.inner_s(move, axis)
+        return found
+
+    slow_s = collective_time(Primitive.ALL_TO_ALL, 2**24 * 4 * 4, site.levels["ep"])
+    assert whole_s("ep", "tp") == pytest.approx(slow_s, rel=1e-3)
+    assert whole_s("tp", "ep") == pytest.approx(slow_s, rel=1e-3)
 
 
 def test_a_loss_of_its_own_moves_more(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ from itertools import product
 from math import prod
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.costmodel.block.clock import BlockSums
-from meshwright.costmodel.ops.compute import OpTime, formula, op_time
+from meshwright.costmodel.ops.compute import OpTime, formula, kept_inside_bytes, op_time
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.ops.kernel_work import (
     forward_gemms,
@@ -22,7 +24,9 @@ from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.graph.gemm import Gemm
+from meshwright.ir.graph.graph import Tensor
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
+from meshwright.ir.trace.trace import trace
 
 CPU = cpu_process(2**34)
 H100 = DEVICES["h100-sxm"]
@@ -582,3 +586,31 @@ def test_cpus_compute_scores_that_causal_attention_does_not_use() -> None:
 
     assert times(256) == times(512) == 1.0
     assert times(2048) == pytest.approx(0.625, abs=0.02)
+
+
+def test_attention_of_other_widths_keeps_no_scores_on_gpus() -> None:
+    """Torch's products on a CPU keep all; where widths are equal, a trace tells of either."""
+    tensors: dict[str, Tensor] = {}
+    with torch.device("meta"):
+        for value in (64, 96):
+            q, k, v = (torch.zeros(2, 4, 512, n, dtype=torch.bfloat16) for n in (96, 96, value))
+
+            class Attends(torch.nn.Module):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.scale = torch.nn.Parameter(torch.ones(96, dtype=torch.bfloat16))
+
+                def forward(
+                    self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+                ) -> torch.Tensor:
+                    q = q * self.scale
+                    return scaled_dot_product_attention(q, k, v, is_causal=True).float().sum()
+
+            graph = trace(Attends(), {"q": q, "k": k, "v": v})
+            (op,) = (op for op in graph.ops if "attention" in op.target)
+            tensors = dict(graph.tensors)
+            on_cpu, on_gpu = (
+                kept_inside_bytes(op, tensors, device, False) for device in (CPU, H100)
+            )
+            assert on_gpu == 4 * 2 * 4 * 512
+            assert on_cpu >= 2 * 2 * 4 * 512**2 if value == 64 else on_cpu == on_gpu

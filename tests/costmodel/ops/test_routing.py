@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.routing import routed_experts
-from meshwright.costmodel.ops.compute import OpTime
+from meshwright.costmodel.ops.compute import OpTime, formula
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, routed
@@ -23,6 +23,7 @@ from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import LocalOperand
 from meshwright.ir.ops import facts
+from meshwright.ir.styles import style
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.testing.spawn import alone
 
@@ -191,27 +192,30 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(grouped, "_by_kernel", _unmade)
     tokens, experts, width, inner = 256, 8, 64, 48
     index = torch.rand(tokens, experts).topk(2).indices
-    hidden, up, down = (
-        torch.rand(shape, dtype=torch.bfloat16)
-        for shape in ((tokens, width), (experts, 2 * inner, width), (experts, width, inner))
-    )
-    given = hidden, index, torch.rand(tokens, 2), up, down, "silu"
-    with Moved() as forward:
-        made, product = experts_forward(*given)
-    with Moved() as backward:
-        experts_backward(made, product, *given)
-    sizes = [LocalInput(tuple(x.shape), x.nbytes, i != 1, i > 2)
-             for i, x in enumerate(given[:5])]  # type: ignore[union-attr]  # fmt: skip
+    shapes = (tokens, width), (experts, 2 * inner, width), (experts, width, inner)
+    hidden, up, down = (torch.rand(shape, dtype=torch.bfloat16) for shape in shapes)
+    biases = [torch.rand(experts, n, dtype=torch.bfloat16) for n in (2 * inner, width)]
     flops = 2.0 * tokens * 2 * 3 * width * inner
-    op = LocalOp(TARGET, OpClass.MATMUL, "bfloat16", flops, tuple(sizes),
-                 (tuple(hidden.shape),), hidden.nbytes, True)  # fmt: skip
-    time = passes_beside(op, DEVICE, fused=False)
-    assert time
-    assert time.forward_s * RATE == pytest.approx(forward.nbytes, rel=0.06)
-    assert time.backward_input_s * RATE == pytest.approx(backward.nbytes, rel=0.06)
-    less = passes_beside(op, DEVICE, fused=True)
-    assert less and less.total_s < time.total_s
-    assert passes_beside(op, replace(DEVICE, kind="cpu"), fused=False) is None
+    for own in ([], biases):
+        given = hidden, index, torch.rand(tokens, 2), up, down, "silu", None, *own
+        with Moved() as forward:
+            made, product = experts_forward(*given)
+        with Moved() as backward:
+            experts_backward(made, product, *given)
+        sizes = [LocalInput(tuple(x.shape), x.nbytes, i != 1, i > 2)
+                 for i, x in enumerate(x for x in given if isinstance(x, Tensor))]  # fmt: skip
+        op = LocalOp(TARGET, OpClass.MATMUL, "bfloat16", flops, tuple(sizes),
+                     (tuple(hidden.shape),), hidden.nbytes, True)  # fmt: skip
+        known = formula(op, DEVICE)
+        time = passes_beside(op, known, DEVICE, style(""))
+        assert time
+        assert time.forward_s * RATE == pytest.approx(forward.nbytes, rel=0.06)
+        assert time.backward_input_s * RATE == pytest.approx(backward.nbytes, rel=0.06)
+        less = passes_beside(op, known, DEVICE, style("megatron"))
+        assert less and less.total_s < time.total_s
+        assert passes_beside(op, known, replace(DEVICE, kind="cpu"), style("")) is None
+        measured = replace(known, source="measured")
+        assert passes_beside(op, measured, DEVICE, style("")) is None
 
 
 def _unmade(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
