@@ -23,6 +23,7 @@ from meshwright.ir.profile.profile import BlockRecord
 from meshwright.ir.torch_private import watching
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.notes import notes_of
 from meshwright.planner.search.search import search_problem
 from meshwright.profiling.work import block_tasks
 from meshwright.runtime.job.compile import compile as compile_job
@@ -155,7 +156,8 @@ def test_pins() -> None:
     assert found["true"] < found["false"]
     unknown = make_problem(traced("gpt2"), Cluster.local(1), constraints=("compile=true",))
     plan = build_plan(unknown, uniform_choice(unknown))
-    assert plan.stages[0].compile and "nobody has measured them" in plan.notes[0]
+    first, *_ = notes_of(unknown, plan)
+    assert plan.stages[0].compile and "nobody has measured them" in first
     with pytest.raises(PlanError, match="recompute=full"):
         make_problem(traced("gpt2"), Cluster.local(1),
                      constraints=("compile=true", "saved=selective"))  # fmt: skip
