@@ -66,6 +66,9 @@ def test_a_plan_by_hand_needs_a_model_and_a_cluster(tmp_path, capsys):
     path.write_text(json.dumps(SMALL))
     assert invoke(str(path)) == 2
     assert "--model" in capsys.readouterr().err
+    path.write_text(json.dumps(SMALL))
+    assert invoke(str(path), *ON, "--routes", "zipf:none") == 4
+    assert "zipf:none" in capsys.readouterr().err
     path.write_text('{"tpp": 2}')
     assert invoke(str(path)) == 4
     assert "nearest is 'tp'" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from meshwright.costmodel.ops.local_values import Where as Where
 from meshwright.costmodel.ops.op_classes import classify
 from meshwright.costmodel.ops.routing import (
     RoutedTokens,
+    axes_outside,
     is_routed,
     on_busiest,
     parts_outside,
@@ -191,7 +192,9 @@ class Walk(Trace):
         op, places = step.op, step.places
         for axis, strategy in step.strategies.items():
             ranks = self.site.axes[axis].size
+            outside: tuple[str, ...] = ()
             if is_routed(op, strategy, ranks):
+                outside = axes_outside(step.strategies, axis)
                 routing = op.routing or evenly_routed(op, self.facts.graph)
                 tokens = RoutedTokens(op.key, local, routing, ranks, parts_outside(strategy))
                 self.routes.append(tokens)
@@ -206,7 +209,7 @@ class Walk(Trace):
             backward = tuple(m for m in found if m.backward and self._has_gradient(op))
             self.sent += [(axis, message) for message in (*forward, *backward)]
             most = max((m.nbytes for m in found), default=0)
-            self._send(InnerSent(axis, most, forward, backward, time))
+            self._send(InnerSent(axis, most, forward, backward, time, outside))
 
     def _operands(
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str

@@ -41,11 +41,19 @@ class InnerSent(NamedTuple):
     backward: tuple[Inner, ...]
     time: OpTime
     """Of the op."""
+    outside: tuple[str, ...] = ()
+    """Axes that have cut the experts before this one does, where it is tokens that travel."""
 
     def tell(self, clock: BlockSums, site: StageSite) -> None:
-        forward_s = _exposed_s(self.forward, site, self.axis, self.time.forward_s)
-        backward_s = _exposed_s(self.backward, site, self.axis, self.time.backward_input_s)
+        forward_s = self._exposed_s(self.forward, site, self.time.forward_s)
+        backward_s = self._exposed_s(self.backward, site, self.time.backward_input_s)
         _communicate(clock, site, self.axis, forward_s, backward_s, self.nbytes)
+
+    def _exposed_s(self, messages: Sequence[Inner], site: StageSite, computing_s: float) -> float:
+        times = [(site.inner_s(m, self.axis, self.outside), m.beside) for m in messages]
+        beside = sum(seconds for seconds, is_beside in times if is_beside)
+        alone = sum(seconds for seconds, is_beside in times if not is_beside)
+        return alone + max(0.0, beside - computing_s)
 
 
 def _communicate(
@@ -58,9 +66,3 @@ def _communicate(
     clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
     if forward_s or backward_s:
         clock.sources.update([level.link.source for level in levels])
-
-
-def _exposed_s(messages: Sequence[Inner], site: StageSite, axis: str, computing_s: float) -> float:
-    beside = sum(site.inner_s(m, axis) for m in messages if m.beside)
-    alone = sum(site.inner_s(m, axis) for m in messages if not m.beside)
-    return alone + max(0.0, beside - computing_s)

@@ -1,6 +1,6 @@
 """Where a block runs, and what moving values between the ranks of one of its axes takes there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -37,18 +37,22 @@ class StageSite:
         local = self._copied_s(whole_bytes / self.axes[axis].size)
         return collective_time(primitive, whole_bytes, self.levels[axis]) + local
 
-    def inner_s(self, message: Inner, axis: str) -> float:
-        """The messages that an op sends by itself; no time where no tiers are given."""
+    def inner_s(self, message: Inner, axis: str, outside: Sequence[str] = ()) -> float:
+        """The messages that an op sends by itself; no time where no tiers are given. `outside`: the
+        axes that have cut experts before this one."""
         if message.kind == SHIFT:
             sent = (send_time(message.nbytes, level.link) for level in self.levels[axis])
             one = max(sent, default=0.0)
             return message.times * (one + self._copied_s(message.nbytes))
         primitive, times = Primitive(message.kind), message.times * message.crowd
         if message.routing:
-            return times * self._routed_s(primitive, message, message.routing, axis)
+            return times * self._routed_s(primitive, message, message.routing, axis, outside)
         return times * self.primitive_s(primitive, message.nbytes, axis)
 
-    def _routed_s(self, primitive: Primitive, message: Inner, routing: Routing, axis: str) -> float:
+    def _routed_s(
+        self, primitive: Primitive, message: Inner, routing: Routing, axis: str,
+        outside: Sequence[str],
+    ) -> float:  # fmt: skip
         """Tokens to their experts, or home, with as many copies as the stack makes of each. They
         are packed by the kernels that put them into order (`ops/routing.py`)."""
         if self.run_as.token_to == "rank":
@@ -60,8 +64,7 @@ class StageSite:
             return self._sent_s(primitive, own_bytes, message.held, routing, parts, along)
 
         # Its one all-to-all is over all axes at once: the slowest links set the pace.
-        outer = (a for a, line in self.axes.items() if a != axis and line.size == message.outer)
-        return max(0.0, sent_s(axis) - max(map(sent_s, outer), default=0.0))
+        return max(0.0, sent_s(axis) - max(map(sent_s, outside), default=0.0))
 
     def _sent_s(
         self, primitive: Primitive, own_bytes: float, held: int, routing: Routing, parts: int,

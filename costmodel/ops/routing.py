@@ -4,7 +4,7 @@ what comes home of each. It follows `codegen.sharded.routing`; what links take i
 The kernel `route` does either in one pass; torch's operators cast, clear and add to what is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +32,14 @@ def parts_outside(strategy: Strategy) -> int:
     """In how many parts other axes have cut the experts that this one splits."""
     placed = strategy.inputs[3]
     return placed.outer if isinstance(placed, Shard) else 1
+
+
+def axes_outside(strategies: Mapping[str, Strategy], axis: str) -> tuple[str, ...]:
+    """The axes on which tokens travel that have cut the experts before `axis` does."""
+    own = parts_outside(strategies[axis])
+    return tuple(
+        name for name, each in strategies.items() if travels(each) and parts_outside(each) < own
+    )
 
 
 def on_busiest(time: OpTime, load: float, routing: Routing) -> OpTime:

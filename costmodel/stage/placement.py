@@ -82,11 +82,13 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
-        dp_levels = tables.levels(stage.devices[::size][:own])
+        heads = stage.devices[::size]
         found: dict[BlockSpot, None] = {}
         for coordinate in range(dp):
             replica = stage.devices[coordinate * size : (coordinate + 1) * size]
             levels = tables.model_levels(replica, model)
+            first = coordinate - coordinate % own
+            dp_levels = tables.levels(heads[first : first + own])
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
                 spot = BlockSpot(share, own, model, name, dp_levels, levels, stage.compile)

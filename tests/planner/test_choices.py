@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.planner.inside.choice_ilp import Solver, solve_program
 from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, cost_of
-from meshwright.planner.inside.choose import UNIT, choose
+from meshwright.planner.inside.choose import UNIT, Effort, choose
 from meshwright.planner.inside.dual_ascent import Ascent
 from meshwright.planner.inside.eliminate import reduce
 
@@ -48,6 +48,10 @@ def test_the_choice_equals_brute_force(choices: BlockProblem) -> None:
     found, best = choose(choices), cheapest(choices)
     assert found.cost == best == cost_of(choices, found.states)
     assert best - 1 <= found.bound <= best
+    for gap in (0.02, 0.2):
+        near = choose(choices, Effort(gap=gap, rounds=(1,)))
+        assert near.bound <= best <= near.cost == cost_of(choices, near.states)
+        assert near.cost - near.bound <= max(1, gap * near.cost)
 
 
 @settings(max_examples=100, deadline=None)

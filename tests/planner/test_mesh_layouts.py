@@ -15,9 +15,11 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
+from meshwright.ir.trace.declared import mix_experts
 from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.axis_layout import lay_out
@@ -26,8 +28,9 @@ from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, c
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import DataLayout, results, solve_data
 from meshwright.planner.inside.factors import AxisKind
-from meshwright.planner.inside.layout_objective import usual
+from meshwright.planner.inside.layout_objective import Regime, usual
 from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.mesh_costs import op_seconds
 from meshwright.planner.inside.mesh_problem import mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
@@ -212,6 +215,33 @@ def test_layouts_depend_on_the_cluster() -> None:
 def test_unknown_variants_are_refused() -> None:
     with pytest.raises(PlanError, match="nearest is 'fast'"):
         variants("llama", "tp").found("fst")
+
+
+class Routed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(8, 4)
+        self.up, self.down = (torch.nn.Parameter(torch.zeros(4, *n)) for n in ((12, 8), (8, 6)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, index = self.router(x).softmax(-1).topk(2)
+        return mix_experts(x, index, weights, self.up, self.down).pow(2).sum()
+
+
+def test_messages_inside_ops_have_a_latency_for_all_samples() -> None:
+    """And bytes for each of them."""
+    graph, mesh = trace(Routed(), {"x": torch.zeros(8, 16, 8)}), MESHES["ep"]
+    space = mesh_space(graph, solve_data(graph), mesh)
+    (own,) = (space.ops[op.name] for op in graph.ops if sends(op))
+
+    def seconds(samples: int, **prices: float) -> list[float]:
+        free = AlphaBeta(flops_per_s=1e30, memory_bandwidth=1e30, **prices)
+        return op_seconds(graph, own, space, Regime((free,), samples)).tolist()
+
+    waits = [seconds(n, latency_s=1.0, bandwidth=1e30) for n in (1, 4)]
+    assert waits[1] == pytest.approx(waits[0]) and max(waits[0]) > 1.0
+    bytes_s = [seconds(n, latency_s=0.0, bandwidth=1.0) for n in (1, 4)]
+    assert bytes_s[1] == pytest.approx([4 * s for s in bytes_s[0]], rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.costmodel.stage.placement import spots
 from meshwright.planner.across.partition import Pipeline, path_within, solve
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_classes import RunClasses
-from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import highest, sums, sums_of_named
 from meshwright.planner.across.stage_options import Figures, StageOptions
-from meshwright.planner.across.stage_tables import StageTables
+from meshwright.planner.across.stage_tables import StageTables, _undominated
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.space import Mesh
 from tests.planner.problems import cluster, mlp, problem, traced
@@ -114,6 +115,27 @@ def test_partition_is_optimal(
     if answer:
         assert [p.start for p in answer[1][1:]] == [p.stop for p in answer[1][:-1]]
         assert sum(p.mesh.size for p in answer[1]) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(1, 4)] * 10), min_size=1, max_size=8))
+def test_what_is_left_is_what_nothing_beats(drawn: list[tuple[int, ...]]) -> None:
+    """In time and memory, in each of two kinds of runs."""
+    every = [np.array(values, float).reshape(5, 2) for values in drawn]
+    left = _undominated([Figures(*values, np.zeros(2)) for values in every])
+    for index, mine in enumerate(every):
+        better = [n for n, x in enumerate(every) if n != index and (x <= mine).all()]
+        assert index in left if not better else any((every[n] <= mine).all() for n in left)
+    assert not any((every[a] <= every[b]).all() for a in left for b in left if a != b)
+
+
+def test_blocks_whose_replicas_meet_are_priced_with_them() -> None:
+    """Statistics of batch norms are; others cost the same wherever replicas are."""
+    for model, meet in (("gpt2", False), ("resnet50", True)):
+        asked = problem(traced(model), cluster(2))
+        stage = build_plan(asked, uniform_choice(asked, dp_replicate=2)).stages[0]
+        (spot,) = spots(asked.tables, stage)
+        assert RunCosts(asked).canonical(At(spot, "")).spot.dp == (2 if meet else 1)
 
 
 def test_spans() -> None:

@@ -13,7 +13,14 @@ from meshwright.ir.trace.declared import mix_experts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.data_layout import is_state, solve_data, taken_dims
-from meshwright.planner.inside.factors import AxisKind, Split, strategies
+from meshwright.planner.inside.factors import (
+    AxisKind,
+    Split,
+    allowed,
+    split_of,
+    strategies,
+    with_together,
+)
 from meshwright.planner.inside.segments import LayoutSegment
 from meshwright.testing.models import CASES
 from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
@@ -49,6 +56,30 @@ def _tensor_splits(
         segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=lambda op: True,
         barred=lambda name: is_state(graph, name, parameters=False),
     )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
+def test_splits_spread_until_nothing_new_appears(name: str) -> None:
+    """Whatever a value of an op may be split by leads to nothing that the op has not."""
+    case, axis = CASES[name], AxisKind(2)
+    graph = trace(case.build(), case.batch(BATCH, torch.Generator().manual_seed(1)), case.loss_fn)
+    data, looked_at = solve_data(graph), 0
+    for segment, laid in zip(data.segments, data.laid, strict=True):
+        taken = taken_dims(segment, laid, BATCH)
+        found, shards = spread(
+            segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=lambda op: True
+        )
+        for op in segment.ops:
+            if (rule := segment.rules[op.name]) is None:
+                continue
+            places = zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True)
+            for value, dims in places:
+                for shard in shards.get(value, ()):
+                    split = split_of(rule, dims, shard, axis)
+                    for one in with_together(rule, split, axis) if split else ():
+                        looked_at += 1
+                        assert one in found[op.name] or not allowed(op, rule, one, axis, taken)
+    assert looked_at > 100
 
 
 def _kind(op: Op, graph: Graph) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -178,3 +178,10 @@ def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
         stage_costs(problem.tables, each, 0).cost.forward_s for each in (plan, plain)
     )  # fmt: skip
     assert late_s < 0.8 * all_s
+    # Ranks of one replica are on a node, those of the other on two: each has its own links.
+    nodes = Cluster.preset("v100-16", num_nodes=2, devices_per_node=3)
+    asked = make_problem(graph(), nodes, precision="fp64", optimizer="sgd")
+    stage = build_plan(asked, uniform_choice(asked, dp_replicate=2, dp_shard=2)).stages[0]
+    late = replace(stage, sync=plan.stages[0].sync, devices=(0, 1, 2, 3))
+    found = [spot.dp_levels[0].link.name for spot in spots(asked.tables, late)]
+    assert found == [nodes.nodes[0].link.name, nodes.link_of_nodes(0, 1).name]

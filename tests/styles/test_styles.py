@@ -1,5 +1,6 @@
 """Plans priced as other software stacks run them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.ops.routing import axes_outside
 from meshwright.forms.exchange_rows import Event, Send
 from meshwright.forms.sync import exchange
 from meshwright.ir import presets
@@ -31,7 +33,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.routing import spread_evenly
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.layout.layout import Axis
+from meshwright.ir.layout.layout import Axis, R, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import ModelMesh, Plan
@@ -258,25 +260,46 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     longer = [seconds(cpu_s, token_to="expert") for cpu_s in (0.2, 0.3)]
     assert expert < 0.8 < longer[0] and longer[1] - longer[0] == pytest.approx(4 * 0.1, rel=1e-3)
 
+    told: set[tuple[str, int, tuple[str, ...]]] = set()
+
+    def note(self: StageSite, message: Inner, axis: str, outside: Sequence[str] = ()) -> float:
+        if message.routing:
+            told.add((axis, message.outer, tuple(outside)))
+        return 0.0
+
+    pins = "place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)"
+    problem = make_problem(made, cluster, style="nemo", precision="bf16", constraints=pins)
+    mesh = (("ep", 2), ("tp", 2))
+    monkeypatch.setattr(StageSite, "inner_s", note)
+    variant = own_variants(mesh, problem.batch)[0]
+    build_plan(problem, uniform_choice(problem, dp_shard=2, model=mesh, variant=variant))
+    assert told == {("ep", 1, ()), ("tp", 2, ("ep",))}
+
 
 def test_one_all_to_all_over_two_axes_takes_the_slower_links() -> None:
-    """Whichever of them is outside."""
+    """Whichever of them is outside, and whatever links replicas have, of which there may be as
+    many."""
     device, known = presets.device("h100-sxm"), spread_evenly(16, 4)
-    links = {"ep": presets.LINKS["pcie4"], "tp": presets.LINKS["nvlink4"]}
-    axes = {"ep": Axis(4), "tp": Axis(2)}
+    links = {"dp": presets.LINKS["ethernet-10g"], "ep": presets.LINKS["pcie4"],
+             "tp": presets.LINKS["nvlink4"]}  # fmt: skip
+    axes = {"dp": Axis(2), "ep": Axis(4), "tp": Axis(2)}
     site = StageSite(
-        axes, {"ep": 0, "tp": 0}, device,
+        axes, dict.fromkeys(axes, 0), device,
         {name: (Level(axes[name].size, links[name]),) for name in axes}, style("nemo"),
     )  # fmt: skip
 
+    on_data = Strategy((Shard(0), Shard(0), Shard(0), R), (Shard(0),))
+
     def whole_s(outside: str, inside: str) -> float:
         found = 0.0
-        for axis, outer in ((outside, 1), (inside, axes[outside].size)):
+        cuts = {outside: 1, inside: axes[outside].size}
+        placed = {a: Strategy((Shard(0), R, R, Shard(0, n)), (R,)) for a, n in cuts.items()}
+        for axis, outer in cuts.items():
             ranks = axes[axis].size
             nbytes = round(2**24 * ranks * known.copies(ranks * outer))
             move = Inner(Primitive.ALL_TO_ALL, nbytes, 1, backward=False, routing=known,
                          held=16 // ranks // outer, outer=outer)  # fmt: skip
-            found += site.inner_s(move, axis)
+            found += site.inner_s(move, axis, axes_outside({**placed, "dp": on_data}, axis))
         return found
 
     slow_s = collective_time(Primitive.ALL_TO_ALL, 2**24 * 4 * 4, site.levels["ep"])

@@ -25,6 +25,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Tensor
+from meshwright.ir.ops import facts
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 from meshwright.ir.trace.trace import trace
 
@@ -614,3 +615,6 @@ def test_attention_of_other_widths_keeps_no_scores_on_gpus() -> None:
             )
             assert on_gpu == 4 * 2 * 4 * 512
             assert on_cpu >= 2 * 2 * 4 * 512**2 if value == 64 else on_cpu == on_gpu
+            keeps = facts(op.target).kernel_keeps
+            masked = [(2, 4, 512, 96), (2, 4, 512, 96), (2, 4, 512, value), (512, 512)]
+            assert keeps and keeps(masked) == (None if value == 96 else on_gpu + 2 * 512**2)

@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.costmodel.ops.compute import OpTime, formula
-from meshwright.costmodel.ops.expert_passes import passes_beside
+from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, routed
 from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.cluster.launching import Casting
 from meshwright.ir.graph import grouped
 from meshwright.ir.graph.experts import experts_backward, experts_forward
 from meshwright.ir.graph.graph import Op
@@ -23,6 +24,7 @@ from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import LocalOperand
 from meshwright.ir.ops import facts
+from meshwright.ir.precision import precision
 from meshwright.ir.styles import style
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.testing.spawn import alone
@@ -216,6 +218,17 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert passes_beside(op, known, replace(DEVICE, kind="cpu"), style("")) is None
         measured = replace(known, source="measured")
         assert passes_beside(op, measured, DEVICE, style("")) is None
+        # Where a stack has products of 8-bit floats, inputs and gradients of both are cast.
+        numbers, casting = precision("fp8-tensorwise"), Casting(operand=4, result=2)
+        narrow = as_multiplied_by(op, style("megatron"), numbers)
+        assert narrow.dtype == numbers.products != op.dtype
+        assert as_multiplied_by(op, style("megatron"), precision("bf16")) == op
+        assert as_multiplied_by(op, style(""), numbers) == op
+        more = passes_beside(narrow, known, replace(DEVICE, casting=casting), style("megatron"))
+        assert more and [
+            (more.forward_s - less.forward_s) * RATE,
+            (more.backward_input_s - less.backward_input_s) * RATE,
+        ] == pytest.approx([2 * tokens * 4 * (width + inner), 2 * tokens * 2 * (width + 2 * inner)])
 
 
 def _unmade(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
