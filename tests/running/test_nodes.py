@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from meshwright.running.crew import JobStart, RankStarter
 from meshwright.running.elastic import Supervisor, check_elastic, take_part
 from meshwright.running.nodes import crew_of_nodes, members
 from meshwright.running.nodes import meeting as meeting_file
-from meshwright.running.nodes.crew_of_nodes import Follower, joined, lead
+from meshwright.running.nodes.crew_of_nodes import Follower, LeadingCrew, joined, lead
 from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
 from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
@@ -178,6 +179,15 @@ def test_one_alone_holds_the_lease(tmp_path, monkeypatch):
     assert path.exists() and not one.acquire(), "somebody has removed the file"
     third.close()
     assert one.acquire() and not list(path.parent.glob("leader.*"))
+    for _ in range(2 * QUIET_BEATS):  # `one` has it, then leaves it: there is no file for long
+        other.look()
+        one.release()
+    assert third.acquire()
+    assert not other.acquire() and third.acquire(), "a file that has just come was not quiet"
+    path.unlink()
+    third.release()
+    third.look()
+    assert not path.exists(), "it was let go, though it had gone"
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot be written"):
         Lease(tmp_path / "file/leader").acquire()
@@ -209,6 +219,32 @@ def test_a_leader_that_is_stopped_is_left(monkeypatch):
         mine = meet(places, "job", WAIT_S, gone=places[0], silent=True)
         assert mine.leads and mine.place == places[1]
         leader.kill()
+
+
+class _Broken(dict):
+    """A store whose connection breaks."""
+
+    def add(self, key, number):
+        raise dist.DistNetworkError
+
+
+def test_a_join_that_fails_cuts_nothing_later(monkeypatch):
+    monkeypatch.setattr(members, "BEAT_S", 0.001)
+    cuts, before = [], set(threading.enumerate())
+    with pytest.raises(dist.DistNetworkError):
+        Membership.join(_Broken(), 1, lambda: cuts.append(1))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+    assert not cuts
+
+
+def test_who_waits_for_a_device_hears_that_he_leads_no_more(tmp_path):
+    lease = Lease(tmp_path / "leader")
+    there = SimpleNamespace(num_nodes=2, nodes=lambda: setattr(lease, "_lost", True) or {0})
+    crew = LeadingCrew(RankStarter(TWO, tmp_path, ()), None, there, lease, 1, set())
+    supervisor = Supervisor(None, tmp_path, crew, 10.0, lost={0: time.monotonic() + 10.0})
+    with pytest.raises(LeaseLost):
+        supervisor._await_device([])
 
 
 class _Deposed:

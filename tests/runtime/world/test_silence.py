@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,3 +43,20 @@ def test_a_silent_machine_is_noticed_by_whoever_waits_or_asks():
     assert store.get("a") == b"b"
     for one in pair:
         one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_cuts_go_on_where_a_connection_is_broken_already(monkeypatch):
+    class Gone:
+        def shutdown(self, how):
+            cut.append(how)
+            raise OSError(107, "not connected")
+
+        def setsockopt(self, *option):
+            self.shutdown(option)
+
+    cut = []
+    monkeypatch.setattr(silence, "_connections", lambda port: [Gone(), Gone()])
+    silence.cut(1)
+    silence.notice_silence(SimpleNamespace(port=1))
+    assert len(cut) == 4
