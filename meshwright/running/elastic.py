@@ -248,8 +248,6 @@ def run_elastic(
             if lease is not None:
                 lease.close()
             replanner.close()
-            if supervisor.relief is not None:
-                supervisor.relief.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
 

@@ -1,5 +1,6 @@
 """New plans for what is left: parts that divide first, the fastest taken, each searched once."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.routing import spread_evenly
+from meshwright.planner.search.deadline import check_time
 from meshwright.running import replan
 from meshwright.running.replan import Replanner
 from tests.tools.report.plans import piped
@@ -40,6 +42,11 @@ def _replanner():
     return Replanner(PLAN, WHOLE, target=None, _graph=object())
 
 
+def _join(replanner):
+    for one in replanner._beside:
+        one.thread.join()
+
+
 def test_the_fastest_is_taken_and_the_rest_rests(searched):
     found = _replanner().plan_without(NODE)
     devices = list(dict.fromkeys(each for each, _ in searched))  # what is infeasible twice
@@ -62,9 +69,45 @@ def test_a_node_less_is_searched_ahead(searched):
     """Whichever it will be."""
     replanner = _replanner()
     replanner.search_ahead([])
-    replanner.close()
+    _join(replanner)
     count = len(searched)
     assert count > 0 and replanner.plan_without(range(8)).resting
     assert len(searched) == count
     replanner.plan_without([3])
     assert len(searched) > count
+
+
+def test_what_is_searched_ahead_gives_way(monkeypatch):
+    """To what ranks wait for, and to the end of the job; what it looks for itself is waited for."""
+    began, done = threading.Event(), []
+
+    def search(graph, left, options, **_):
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            while left.num_devices in endless:  # as the phases of a search, which ask all the time
+                check_time()
+        done.append(left.num_devices)
+        return PLAN
+
+    monkeypatch.setattr(replan, "search", search)
+    monkeypatch.setattr(replan, "smaller_uses", lambda *_, **__: ())
+    endless = {LEFT}
+    replanner = _replanner()
+    replanner.search_ahead([])
+    began.wait()
+    assert replanner.plan_without([]).plan is PLAN, "it is known, and does not wait"
+    _join(replanner)
+    began.clear()
+    replanner.search_ahead([])
+    began.wait()
+    replanner.plan_without([3])
+    _join(replanner)
+    assert done == [511], "what was stopped has found nothing"
+    began.clear()
+    replanner.search_ahead([])
+    began.wait()
+    replanner.close()
+    endless.clear()
+    replanner.search_ahead([])
+    replanner.plan_without(NODE)
+    assert done == [511, LEFT], "whoever came first, it was searched once"
