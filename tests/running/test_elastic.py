@@ -263,8 +263,10 @@ def test_kills_before_a_step_count_in_a_row(tmp_path, monkeypatch):
     assert supervisor.run([]) == STOP and len(ends) == 6
 
 
-def test_a_spare_that_dies_is_not_started_again(monkeypatch):
-    monkeypatch.setattr(spares_file, "spare", SimpleNamespace(__name__="json.tool"))
+def test_a_spare_that_dies_is_not_started_again(tmp_path, monkeypatch):
+    (tmp_path / "waits.py").write_text("import time; time.sleep(100)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(spares_file, "spare", SimpleNamespace(__name__="waits"))
     with Spares(2) as spares:
         for missing in (True, True, False):
             assert spares.are_missing == missing
@@ -274,7 +276,7 @@ def test_a_spare_that_dies_is_not_started_again(monkeypatch):
         first.kill()
         first.wait()
         assert not spares.are_missing and spares.pids == {second.pid}
-    assert second.poll() is not None, "none is left"
+    assert second.poll() == -signal.SIGKILL, "none is left"
 
 
 def test_exit_codes_say_whether_to_come_again():

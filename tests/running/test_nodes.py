@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ from meshwright.running.nodes import meeting as meeting_file
 from meshwright.running.nodes.crew_of_nodes import Follower, LeadingCrew, joined, lead
 from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
-from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
+from meshwright.running.nodes.members import MOST_QUIET_BEATS, QUIET_BEATS, Members, Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
@@ -221,6 +222,21 @@ def test_a_leader_that_is_stopped_is_left(monkeypatch):
         leader.kill()
 
 
+def test_a_leader_that_was_slow_before_is_waited_for_longer():
+    looks, cut_at = [], []
+    membership = Membership(None, lambda: cut_at.append(len(looks)))
+
+    def script():
+        for quiet in (QUIET_BEATS - 1, 34, 100):
+            membership._answers += 1
+            yield from [False] * (1 + quiet)
+
+    steps = script()
+    membership._closed = SimpleNamespace(wait=lambda _: looks.append(1) or next(steps, True))
+    membership._listen()
+    assert cut_at == [1 + 7 + 1 + 34 + 1 + MOST_QUIET_BEATS] and membership.silent
+
+
 class _Broken(dict):
     """A store whose connection breaks."""
 
@@ -236,6 +252,31 @@ def test_a_join_that_fails_cuts_nothing_later(monkeypatch):
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
     assert not cuts
+
+
+def test_who_leads_waits_for_nodes_and_for_the_lease(tmp_path, monkeypatch):
+    monkeypatch.setattr(crew_of_nodes, "GIVE_UP_S", -1.0)  # said at the first look
+    lease, other = Lease(tmp_path / "leader"), Lease(tmp_path / "leader")
+    there = SimpleNamespace(num_nodes=2, nodes=lambda: nodes)
+    crew = LeadingCrew(RankStarter(TWO, tmp_path, ()), None, there, lease, 2, set())
+    nodes = {0}
+    assert lease.acquire() and crew.gather([]).startswith("1 of 2 nodes are there")
+    assert other.acquire(), "it is left to others, who may be more"
+    nodes = {0, 1}
+    assert crew.gather([]).startswith("another part of the nodes goes on")
+    other.release()
+    assert crew.gather([]) == "" and not other.acquire()
+
+
+def test_ranks_end_once_the_lease_is_lost(tmp_path, monkeypatch):
+    def asked(_):
+        raise AssertionError("nobody asks for more devices then")
+
+    with _two_nodes(tmp_path, monkeypatch, WAIT) as (crew, *_):
+        crew.gather([])
+        lose = partial(setattr, crew.lease, "_lost", True)
+        with pytest.raises(LeaseLost):
+            crew.run(_start(0, (0, 1)), lose, asked, [])
 
 
 def test_who_waits_for_a_device_hears_that_he_leads_no_more(tmp_path):

@@ -18,6 +18,7 @@ PLAN = replace(piped(4, 8, 34, 32), global_batch_size=256, routing=(spread_evenl
 WHOLE = Cluster.preset("h100-sxm", num_nodes=64, devices_per_node=8)
 LEFT = 504
 NODE = range(504, 512)
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -79,35 +80,46 @@ def test_a_node_less_is_searched_ahead(searched):
 
 def test_what_is_searched_ahead_gives_way(monkeypatch):
     """To what ranks wait for, and to the end of the job; what it looks for itself is waited for."""
-    began, done = threading.Event(), []
+    began, begun, done = threading.Event(), [], []
 
     def search(graph, left, options, **_):
-        if threading.current_thread() is not threading.main_thread():
-            began.set()
-            while left.num_devices in endless:  # as the phases of a search, which ask all the time
-                check_time()
-        done.append(left.num_devices)
+        beside = threading.current_thread() is not threading.main_thread()
+        begun.append((left.num_devices, beside))
+        began.set()
+        until = time.monotonic() + asks_s * beside
+        while time.monotonic() < until:  # as the phases of a search, which ask all the time
+            check_time()
+            time.sleep(0.001)
+        if beside:
+            go.wait(WAIT_S)
+        done.append((left.num_devices, beside))
         return PLAN
+
+    def ahead():
+        began.clear()
+        begun.clear()
+        done.clear()
+        replanner.search_ahead([])
+        began.wait()
 
     monkeypatch.setattr(replan, "search", search)
     monkeypatch.setattr(replan, "smaller_uses", lambda *_, **__: ())
-    endless = {LEFT}
-    replanner = _replanner()
-    replanner.search_ahead([])
-    began.wait()
-    assert replanner.plan_without([]).plan is PLAN, "it is known, and does not wait"
+    replanner, go, asks_s = _replanner(), threading.Event(), 0.0
+    ahead()
+    assert replanner.plan_without([]).plan is PLAN
+    assert not done, "it is known: nobody waits for the search that is under way"
+    go.set()
     _join(replanner)
-    began.clear()
-    replanner.search_ahead([])
-    began.wait()
+    replanner, asks_s = _replanner(), WAIT_S
+    ahead()
     replanner.plan_without([3])
     _join(replanner)
-    assert done == [511], "what was stopped has found nothing"
-    began.clear()
-    replanner.search_ahead([])
-    began.wait()
+    assert done == [(511, False)], "what was stopped has found nothing"
+    ahead()
+    replanner.beside([5], lambda: replanner.plan_without([5]))  # waits for its turn
     replanner.close()
-    endless.clear()
-    replanner.search_ahead([])
+    assert begun == [(LEFT, True)] and not done
+    asks_s = 0.3
+    ahead()
     replanner.plan_without(NODE)
-    assert done == [511, LEFT], "whoever came first, it was searched once"
+    assert begun == done == [(LEFT, True)], "it was searched once"
