@@ -7,6 +7,7 @@ after 10.3 s; without the options, none in 45 s.
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -60,3 +61,21 @@ def test_cuts_go_on_where_a_connection_is_broken_already(monkeypatch):
     silence.cut(1)
     silence.notice_silence(SimpleNamespace(port=1))
     assert len(cut) == 4
+
+
+def test_connections_are_cut_as_long_as_it_takes(monkeypatch):
+    """Whoever asks may connect anew."""
+    cut, twice = [], threading.Event()
+    monkeypatch.setattr(silence, "_PROBE_S", 0.001)
+    monkeypatch.setattr(
+        silence, "cut", lambda port: cut.append(port) or (len(cut) > 1 and twice.set())
+    )
+    with silence.cut_after(7, 0.001):
+        assert twice.wait(60.0)
+    for thread in threading.enumerate():
+        if thread.name == "cuts":
+            thread.join(60.0)
+            assert not thread.is_alive(), "and no longer"
+    with silence.cut_after(8, 60.0):
+        pass
+    assert set(cut) == {7}
