@@ -116,7 +116,7 @@ def test_what_is_searched_ahead_gives_way(monkeypatch):
     _join(replanner)
     assert done == [(511, False)], "what was stopped has found nothing"
     ahead()
-    replanner.beside([5], lambda: replanner.plan_without([5]))  # waits for its turn
+    replanner.beside([3, 9], lambda: replanner.plan_without([3, 9]))  # waits for its turn
     replanner.close()
     assert begun == [(LEFT, True)] and not done
     asks_s = 0.3
