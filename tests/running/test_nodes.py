@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan_io import dumps
 from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
 from meshwright.running.elastic import Supervisor, check_elastic, take_part
@@ -39,6 +40,7 @@ from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
 from tests.planner.problems import cluster
+from tests.tools.report.plans import piped
 
 ONE = cluster(2)
 TWO = replace(ONE, name="two", nodes=ONE.nodes * 2, between_nodes=ONE.nodes[0].link)
@@ -266,6 +268,13 @@ def test_who_leads_waits_for_nodes_and_for_the_lease(tmp_path, monkeypatch):
     assert crew.gather([]).startswith("another part of the nodes goes on")
     other.release()
     assert crew.gather([]) == "" and not other.acquire()
+
+
+def test_ranks_know_whose_lease_theirs_is(tmp_path):
+    plan = piped(1, 2, 4, 4)
+    starter = RankStarter(TWO, tmp_path, (), lease=tmp_path / "leader")
+    start = JobStart(0, dumps(plan), tuple(range(plan.world_size)), token="mine")
+    assert starter.ranks(start, 0, None, []).extra[fence.HELD] == f"mine:{tmp_path / 'leader'}"
 
 
 def test_ranks_end_once_the_lease_is_lost(tmp_path, monkeypatch):
