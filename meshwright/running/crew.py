@@ -30,7 +30,7 @@ class JobStart:
     devices: tuple[int, ...]
     """Rank -> device, as the whole cluster counts them."""
     failures: tuple[str, ...] = ()
-    """What ended those before, oldest first."""
+    """What ended those before, oldest first, since one that left as it was asked to."""
     token: str = ""
     """Of the lease of whoever leads, where there are several machines."""
 

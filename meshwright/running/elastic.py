@@ -81,6 +81,7 @@ class Supervisor:
     """Device -> when it may be tried again."""
     times_lost: dict[int, int] = field(default_factory=dict)
     failures: list[FirstFailure] = field(default_factory=list)
+    """Of starts in a row, oldest first, since one that left as it was asked to."""
     relief: Relief | None = None
 
     def run(self, asked: list[int]) -> int:
@@ -110,7 +111,9 @@ class Supervisor:
                 return end.exit_code
             if end.cause is None and not end.saved:
                 return end.exit_code
-            if end.cause is not None and (code := self._judged(end)) is not None:
+            if end.cause is None:
+                self.failures.clear()  # it trained, and has saved what it did
+            elif (code := self._judged(end)) is not None:
                 return code
         return RETRY  # the newest checkpoint has what was done
 
@@ -245,8 +248,6 @@ def run_elastic(
             if lease is not None:
                 lease.close()
             replanner.close()
-            if supervisor.relief is not None:
-                supervisor.relief.close()
             for step in steps_of_all(output, supervisor.started, began) if as_json else ():
                 print(json.dumps(asdict(step)))
 

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.ir.errors import MeshwrightError
 from meshwright.running.replan import NewPlan, Replanner
 from meshwright.running.slow_ranks import SlowRanks, Standings
 
@@ -40,11 +39,6 @@ class Relief:
             return self._gain >= GAIN or self._look(standings)
         return self._look(standings)
 
-    def close(self) -> None:
-        """Waits for a search that is under way."""
-        if self._search is not None:
-            self._search.join()
-
     def _look(self, standings: Standings) -> bool:
         slow = self.replanner.slow
         known = {rank: slow[device] for rank, device in enumerate(self.devices) if device in slow}
@@ -53,12 +47,9 @@ class Relief:
                 self.say(rank, self.devices[rank], factor)
             now = {**slow, **{self.devices[rank]: factor for rank, factor in changed.items()}}
             self.replanner.slow = {device: factor for device, factor in now.items() if factor > 1}
-            self._search = threading.Thread(target=self._find, name="relief", daemon=True)
-            self._search.start()
+            self._gain = 0.0  # and stays so if there is no plan: it goes on as it is
+            self._search = self.replanner.beside(self.left_out, self._find)
         return False
 
     def _find(self) -> None:
-        try:
-            self._gain = self.replanner.gain(self.left_out, self.found)
-        except MeshwrightError:
-            self._gain = 0.0  # there is none: it goes on as it is
+        self._gain = self.replanner.gain(self.left_out, self.found)

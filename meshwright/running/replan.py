@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.deadline import SearchStopped, check_time, stopped_by
 from meshwright.planner.search.fewer_devices import SmallerUse, smaller_uses
 from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search
@@ -28,7 +30,7 @@ ALL_S = 15.0
 USES = 2
 """Smaller uses of what is left that are searched beside the whole."""
 _NICE = 10
-"""Of the thread that searches ahead."""
+"""Of threads that search beside training."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,20 @@ class NewPlan:
     """Ranks of what is left that it does not use, as they cannot be shared out evenly."""
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """A search beside training, on a thread of its own."""
+
+    wanted: str
+    """Fingerprint of the cluster that it is for."""
+    thread: threading.Thread
+    stop: threading.Event
+
+
 @dataclass
 class Replanner:
-    """Plans for what is left of a cluster, each searched once."""
+    """Plans for what is left of a cluster, each searched once. Searches beside training give way
+    to one that ranks wait for, unless it is for the same cluster."""
 
     plan: Plan
     cluster: Cluster
@@ -52,7 +65,7 @@ class Replanner:
     _found: dict[str, NewPlan] = field(default_factory=dict)
     _graph: Graph | None = None
     _lock: Any = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
+    _beside: list[_Beside] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._found[self.cluster.fingerprint] = NewPlan(self.plan)
@@ -60,11 +73,18 @@ class Replanner:
     def plan_without(self, lost: Sequence[int], limit_s: float = SEARCH_S) -> NewPlan:
         """The plan for all but the devices of these ranks, each search of `limit_s` at most;
         Infeasible or PlanError if there is none."""
-        left = without(slower(self.cluster, self.slow), lost)
+        left = self._left(lost)
+        if threading.current_thread() not in [one.thread for one in self._beside]:
+            self._stop(but=left.fingerprint)
+        if (known := self._found.get(left.fingerprint)) is not None:
+            return known
         with self._lock:
             if left.fingerprint not in self._found:
                 self._found[left.fingerprint] = self._search(left, limit_s)
             return self._found[left.fingerprint]
+
+    def _left(self, lost: Sequence[int]) -> Cluster:
+        return without(slower(self.cluster, self.slow), lost)
 
     def _search(self, left: Cluster, limit_s: float) -> NewPlan:
         """The fastest of plans for parts that divide better, those first, and for all that is left:
@@ -74,6 +94,7 @@ class Replanner:
         found: list[NewPlan] = []
         refused: MeshwrightError | None = None
         for use in (*self._uses(left), None):
+            check_time()
             started = time.monotonic()
             if found and started + longest_s > began + ALL_S * limit_s / SEARCH_S:
                 break
@@ -163,23 +184,36 @@ class Replanner:
             [r for r in left if node_of(r) == last] if node_of(left[0]) != last else left[-1:]
         )
         if len(left) > len(next_lost):
-            self._thread = threading.Thread(
-                target=self._ahead, args=((*lost, *next_lost),), name="search ahead", daemon=True
-            )
-            self._thread.start()
+            soon = (*lost, *next_lost)
+            self.beside(soon, lambda: self.plan_without(soon, AHEAD_S))
+
+    def beside(self, lost: Sequence[int], what: Callable[[], object]) -> threading.Thread:
+        """Does something beside training that needs the plan without these devices; what is refused
+        there is said when it comes to that."""
+        stop = threading.Event()
+
+        def do() -> None:
+            if hasattr(os, "setpriority"):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            with suppress(MeshwrightError, SearchStopped), stopped_by(stop):
+                what()
+
+        thread = threading.Thread(target=do, name="search beside training", daemon=True)
+        self._beside = [one for one in self._beside if one.thread.is_alive()]
+        self._beside.append(_Beside(self._left(lost).fingerprint, thread, stop))
+        thread.start()
+        return thread
 
     def close(self) -> None:
-        """Waits for a search that is under way: a process that ends within one aborts."""
-        if self._thread is not None:
-            self._thread.join()
+        """Ends searches that are under way: a process that ends within one aborts."""
+        self._stop()
+        for one in self._beside:
+            one.thread.join()
 
-    def _ahead(self, lost: Sequence[int]) -> None:
-        if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        try:
-            self.plan_without(lost, AHEAD_S)
-        except MeshwrightError:
-            return  # said when it comes to that
+    def _stop(self, but: str = "") -> None:
+        for one in self._beside:
+            if one.wanted != but:
+                one.stop.set()
 
 
 def _step_s(plan: Plan) -> float:

@@ -18,7 +18,7 @@ profiler of the traced step talks. Read as torch is imported."""
 
 @dataclass(eq=False)
 class Spares:
-    """So many of a machine; inside `with`, at the end of the block none is left."""
+    """So many of a machine at most; inside `with`, at the end of the block none is left."""
 
     count: int
     stdout: int | None = None
@@ -41,9 +41,12 @@ class Spares:
 
     @property
     def are_missing(self) -> bool:
-        """Whether there are fewer than there should be; those that have died do not count."""
-        self._waiting = [process for process in self._waiting if process.poll() is None]
-        return len(self._waiting) < self.count
+        """Whether there are fewer than there should be. One that has died has no successor: where
+        memory is short, it would go the same way."""
+        alive = [process for process in self._waiting if process.poll() is None]
+        self.count -= len(self._waiting) - len(alive)
+        self._waiting = alive
+        return len(alive) < self.count
 
     def add_one(self) -> None:
         """Starts one. On a thread that lives as long as it is to live."""

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from meshwright.running.ranks import JobEnd
 from meshwright.runtime.world.exit_codes import STOP
 from meshwright.runtime.world.failure import FirstFailure
 
 _OWN_FAULT, _OTHERS_FAULT = 2, 3
-"""So many times at one step ends the job: an error that it raised, or whatever kills it there."""
+"""So many times at one step, with no start between that came further, ends the job: an error that
+it raised, or whatever kills it there."""
 _IN_VAIN = 5
 """Starts in a row that get no further than one before, whatever ends them."""
 _REFUSALS = frozenset({2, 3, 4, 5})
@@ -29,7 +31,8 @@ class FailureVerdict:
 
 
 def judge(end: JobEnd, before: Sequence[FirstFailure]) -> FailureVerdict:
-    """Of a job that ended by a failure; `before` are those of its earlier starts, oldest first."""
+    """Of a job that ended by a failure; `before` are those of the starts before, oldest first, back
+    to one that left as it was asked to."""
     cause = end.cause
     assert cause is not None
     if _is_no_fault(cause):
@@ -40,7 +43,8 @@ def judge(end: JobEnd, before: Sequence[FirstFailure]) -> FailureVerdict:
         code = next((n for n, names in _ERRORS.items() if cause.error.startswith(names)), 0)
     if code:
         return FailureVerdict(again=False, why="it would be refused again", exit_code=code)
-    times = 1 + sum(_alike(one, cause) for one in before)
+    since_further = takewhile(lambda one: one.step <= cause.step, reversed(before))
+    times = 1 + sum(_alike(one, cause) for one in since_further)
     own = cause.kind == "raised" or (cause.kind == "died" and cause.error in _CRASHES)
     if times >= (_OWN_FAULT if own else _OTHERS_FAULT):
         why = f"the same at the same step, {times} times"

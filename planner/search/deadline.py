@@ -1,5 +1,6 @@
 """When a search must end: every phase asks, also those that make no plans yet."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,13 @@ from contextvars import ContextVar
 
 _END: ContextVar[float] = ContextVar("search_end", default=float("inf"))
 """On the clock `time.monotonic`."""
+
+
+_STOP: ContextVar[threading.Event | None] = ContextVar("search_stop", default=None)
+
+
+class SearchStopped(Exception):
+    """Ends a search, without a plan: nobody waits for one any more."""
 
 
 class TimeUp(Exception):
@@ -23,7 +31,19 @@ def until(end: float) -> Iterator[None]:
         _END.reset(token)
 
 
+@contextmanager
+def stopped_by(stop: threading.Event) -> Iterator[None]:
+    """Inside, `check_time` raises SearchStopped once the event is set."""
+    token = _STOP.set(stop)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
+
+
 def check_time() -> None:
-    """TimeUp if the search has taken its time."""
+    """TimeUp if the search has taken its time, SearchStopped if it is to end."""
+    if (stop := _STOP.get()) is not None and stop.is_set():
+        raise SearchStopped
     if time.monotonic() > _END.get():
         raise TimeUp

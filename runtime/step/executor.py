@@ -1,7 +1,6 @@
 """The loop: takes a rank's row of the schedule action by action."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ class RankProgress:
     action: str = "start"
     phase: str = "idle"
     """idle, running, receiving, synchronising."""
-    since: float = 0.0
     entered: int = 0
     """How often it was somewhere else."""
     busy_s: float = 0.0
@@ -36,7 +34,7 @@ class RankProgress:
     """The one that steps."""
 
     def at(self, step: int, action: str, phase: str) -> None:
-        self.step, self.action, self.phase, self.since = step, action, phase, time.monotonic()
+        self.step, self.action, self.phase = step, action, phase
         self.entered, self.thread = self.entered + 1, threading.get_ident()
 
 

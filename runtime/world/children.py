@@ -6,6 +6,7 @@ system ends them too if this process is killed; elsewhere only ranks notice that
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -143,9 +144,9 @@ def orphans_come_here() -> Iterator[None]:
 def end_orphans(ours: Set[int]) -> None:
     """Kills what became ours since its parent died, and what that leaves, until nothing is.
 
-    `ours` were here before.
+    `ours` were here before; what this process forked to compute something is its own, too.
     """
-    while orphans := children_now() - ours:
+    while orphans := children_now() - ours - {p.pid for p in multiprocessing.active_children()}:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

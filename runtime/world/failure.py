@@ -31,10 +31,12 @@ from meshwright.runtime.world.standing import (
     loads,
     standing,
 )
+from meshwright.runtime.world.stillness import Stillness
 
 BEAT_S = 1.0
 DEAD_S = 12.0
-"""A rank that has not beaten for so long is dead. Hanging Python code still beats."""
+"""A rank that has not beaten while another one looked for so long, a look each beat, is dead.
+Hanging Python code still beats."""
 _BEAT_OPERATIONS, _SHARE = 4, 0.1
 """Of the store, of a rank that beats and looks at its neighbour; and of the store's time, at most,
 for the beats of all ranks."""
@@ -98,7 +100,7 @@ class Failures:
 
     def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
         self._rank, self._world, self._progress = rank, world_size, progress
-        self._patience = Patience(hang_s)
+        self._patience, self._here = Patience(hang_s), Stillness()
         self._closed = threading.Event()
         self._ended_by = ""
         self._reported: BaseException | None = None
@@ -171,7 +173,7 @@ class Failures:
 
     def _watch(self) -> None:
         peer = (self._rank + 1) % self._world
-        seen, since, count = b"", time.monotonic(), 0
+        neighbour, count = Stillness(b""), 0
         while not self._closed.wait(self._beat_s):
             count += 1
             if self._launcher is not None and os.getppid() != self._launcher:
@@ -180,12 +182,11 @@ class Failures:
                 self._beat(count)
                 if found := first_failure(self._store):
                     self._leave(found.text)
+                self._here.look(self._progress.entered)
                 if self._store.check([_beat_key(peer)]):
                     beat = self._store.get(_beat_key(peer))
-                    if beat != seen:
-                        seen, since = beat, time.monotonic()
-                if seen and time.monotonic() - since > self._dead_s:
-                    self._judge_silent(peer, loads(seen))
+                    if neighbour.look(beat) * self._beat_s >= self._dead_s:
+                        self._judge_silent(peer, loads(beat))
                 self._check_progress()
             except (dist.DistError, RuntimeError) as error:
                 if self._progress.phase != "idle":
@@ -208,9 +209,9 @@ class Failures:
         return step, f"in step {step}" if step > last.step else str(last)
 
     def _stuck_s(self) -> float:
-        """Since when this rank has been at one place of a step."""
+        """For how long this rank has been at one place of a step, by its looks."""
         inside = self._progress.phase in ("running", "receiving", "synchronising")
-        return time.monotonic() - self._progress.since if inside else 0.0
+        return self._here.looks * self._beat_s if inside else 0.0
 
     def _check_progress(self) -> None:
         stuck_s, phase = self._stuck_s(), self._progress.phase

@@ -26,13 +26,14 @@ def notice_silence(store: "TCPStore") -> None:
     if sys.platform != "linux":
         return
     for same in _connections(store.port):
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, _PROBE_S), (socket.TCP_KEEPINTVL, _PROBE_S),
-            (socket.TCP_KEEPCNT, SILENT_S // _PROBE_S),
-            (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),
-        ):  # fmt: skip
-            same.setsockopt(socket.IPPROTO_TCP, option, value)
+        with suppress(OSError):  # it has been closed since
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                (socket.TCP_KEEPIDLE, _PROBE_S), (socket.TCP_KEEPINTVL, _PROBE_S),
+                (socket.TCP_KEEPCNT, SILENT_S // _PROBE_S),
+                (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),
+            ):  # fmt: skip
+                same.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def cut(port: int) -> None:
@@ -42,7 +43,8 @@ def cut(port: int) -> None:
     if sys.platform != "linux":
         return
     for same in _connections(port):
-        same.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is broken already
+            same.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from meshwright.ir.cluster.remaining import without
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.running import elastic, launch
+from meshwright.running import spares as spares_file
 from meshwright.running.all_starts import start_folder, steps_of_all
 from meshwright.running.crew import OwnMachine, visible
 from meshwright.running.elastic import Supervisor, check_elastic, run_elastic
@@ -227,6 +229,15 @@ def _failed(kind, step, error, code=1):
         (_failed("died", 5, "SIGSEGV", -11), [("died", 5, "SIGSEGV")], False, STOP),
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")], True, 0),
         (_failed("died", 5, "SIGKILL", -9), [("died", 5, "SIGKILL")] * 2, False, STOP),
+        (_failed("died", -1, "SIGKILL", -9), [("died", -1, "SIGKILL")] * 2, False, STOP),
+        (
+            _failed("died", -1, "SIGKILL", -9),
+            [("died", n, "SIGKILL") for n in (-1, -1, 8, -1, 9)],
+            True,
+            0,
+        ),
+        (_failed("raised", 5, "x"), [("raised", 5, "x"), ("died", 4, "x")], False, STOP),
+        (_failed("raised", 5, "x"), [("raised", 5, "x"), ("died", 7, "x")], True, 0),
         (_failed("hung", 5, ""), [("hung", 5, "")], True, 0),
         (_failed("gone", -1, "node 1 is gone"), [("gone", -1, "node 1 is gone")] * 6, True, 0),
         (_failed("died", -1, "x", -9), [("gone", -1, "x")] * 6, True, 0),
@@ -240,6 +251,32 @@ def _failed(kind, step, error, code=1):
 def test_the_same_again_is_the_end(end, before, again, code):
     found = judge(end, [FirstFailure(kind, 0, step, "", error) for kind, step, error in before])
     assert (found.again, found.exit_code) == (again, code)
+
+
+def test_kills_before_a_step_count_in_a_row(tmp_path, monkeypatch):
+    """Of starts between which none saved."""
+    killed, saved = _failed("died", -1, "SIGKILL", -9), JobEnd({0: RETRY, 1: RETRY})
+    ends = [killed, killed, saved] * 3 + [killed] * 9
+    plans = SimpleNamespace(plan_without=lambda lost: None)
+    supervisor = Supervisor(plans, tmp_path, OwnMachine(None), 0.0)
+    monkeypatch.setattr(supervisor, "_start", lambda *_: ends.pop(0))
+    assert supervisor.run([]) == STOP and len(ends) == 6
+
+
+def test_a_spare_that_dies_is_not_started_again(tmp_path, monkeypatch):
+    (tmp_path / "waits.py").write_text("import time; time.sleep(100)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(spares_file, "spare", SimpleNamespace(__name__="waits"))
+    with Spares(2) as spares:
+        for missing in (True, True, False):
+            assert spares.are_missing == missing
+            if missing:
+                spares.add_one()
+        first, second = spares._waiting
+        first.kill()
+        first.wait()
+        assert not spares.are_missing and spares.pids == {second.pid}
+    assert second.poll() == -signal.SIGKILL, "none is left"
 
 
 def test_exit_codes_say_whether_to_come_again():

@@ -13,6 +13,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -20,15 +22,16 @@ from torch._C._distributed_c10d import HashStore
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan_io import dumps
 from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
 from meshwright.running.elastic import Supervisor, check_elastic, take_part
 from meshwright.running.nodes import crew_of_nodes, members
 from meshwright.running.nodes import meeting as meeting_file
-from meshwright.running.nodes.crew_of_nodes import Follower, joined, lead
+from meshwright.running.nodes.crew_of_nodes import Follower, LeadingCrew, joined, lead
 from meshwright.running.nodes.lease import Lease, LeaseLost
 from meshwright.running.nodes.meeting import MeetingPlace, meet, parse_places
-from meshwright.running.nodes.members import QUIET_BEATS, Members, Membership
+from meshwright.running.nodes.members import MOST_QUIET_BEATS, QUIET_BEATS, Members, Membership
 from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
@@ -37,6 +40,7 @@ from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
 from tests.planner.problems import cluster
+from tests.tools.report.plans import piped
 
 ONE = cluster(2)
 TWO = replace(ONE, name="two", nodes=ONE.nodes * 2, between_nodes=ONE.nodes[0].link)
@@ -178,6 +182,15 @@ def test_one_alone_holds_the_lease(tmp_path, monkeypatch):
     assert path.exists() and not one.acquire(), "somebody has removed the file"
     third.close()
     assert one.acquire() and not list(path.parent.glob("leader.*"))
+    for _ in range(2 * QUIET_BEATS):  # `one` has it, then leaves it: there is no file for long
+        other.look()
+        one.release()
+    assert third.acquire()
+    assert not other.acquire() and third.acquire(), "a file that has just come was not quiet"
+    path.unlink()
+    third.release()
+    third.look()
+    assert not path.exists(), "it was let go, though it had gone"
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot be written"):
         Lease(tmp_path / "file/leader").acquire()
@@ -209,6 +222,79 @@ def test_a_leader_that_is_stopped_is_left(monkeypatch):
         mine = meet(places, "job", WAIT_S, gone=places[0], silent=True)
         assert mine.leads and mine.place == places[1]
         leader.kill()
+
+
+def test_a_leader_that_was_slow_before_is_waited_for_longer():
+    looks, cut_at = [], []
+    membership = Membership(None, lambda: cut_at.append(len(looks)))
+
+    def script():
+        for quiet in (QUIET_BEATS - 1, 34, 100):
+            membership._answers += 1
+            yield from [False] * (1 + quiet)
+
+    steps = script()
+    membership._closed = SimpleNamespace(wait=lambda _: looks.append(1) or next(steps, True))
+    membership._listen()
+    assert cut_at == [1 + 7 + 1 + 34 + 1 + MOST_QUIET_BEATS] and membership.silent
+
+
+class _Broken(dict):
+    """A store whose connection breaks."""
+
+    def add(self, key, number):
+        raise dist.DistNetworkError
+
+
+def test_a_join_that_fails_cuts_nothing_later(monkeypatch):
+    monkeypatch.setattr(members, "BEAT_S", 0.001)
+    cuts, before = [], set(threading.enumerate())
+    with pytest.raises(dist.DistNetworkError):
+        Membership.join(_Broken(), 1, lambda: cuts.append(1))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+    assert not cuts
+
+
+def test_who_leads_waits_for_nodes_and_for_the_lease(tmp_path, monkeypatch):
+    monkeypatch.setattr(crew_of_nodes, "GIVE_UP_S", -1.0)  # said at the first look
+    lease, other = Lease(tmp_path / "leader"), Lease(tmp_path / "leader")
+    there = SimpleNamespace(num_nodes=2, nodes=lambda: nodes)
+    crew = LeadingCrew(RankStarter(TWO, tmp_path, ()), None, there, lease, 2, set())
+    nodes = {0}
+    assert lease.acquire() and crew.gather([]).startswith("1 of 2 nodes are there")
+    assert other.acquire(), "it is left to others, who may be more"
+    nodes = {0, 1}
+    assert crew.gather([]).startswith("another part of the nodes goes on")
+    other.release()
+    assert crew.gather([]) == "" and not other.acquire()
+
+
+def test_ranks_know_whose_lease_theirs_is(tmp_path):
+    plan = piped(1, 2, 4, 4)
+    starter = RankStarter(TWO, tmp_path, (), lease=tmp_path / "leader")
+    start = JobStart(0, dumps(plan), tuple(range(plan.world_size)), token="mine")
+    assert starter.ranks(start, 0, None, []).extra[fence.HELD] == f"mine:{tmp_path / 'leader'}"
+
+
+def test_ranks_end_once_the_lease_is_lost(tmp_path, monkeypatch):
+    def asked(_):
+        raise AssertionError("nobody asks for more devices then")
+
+    with _two_nodes(tmp_path, monkeypatch, WAIT) as (crew, *_):
+        crew.gather([])
+        lose = partial(setattr, crew.lease, "_lost", True)
+        with pytest.raises(LeaseLost):
+            crew.run(_start(0, (0, 1)), lose, asked, [])
+
+
+def test_who_waits_for_a_device_hears_that_he_leads_no_more(tmp_path):
+    lease = Lease(tmp_path / "leader")
+    there = SimpleNamespace(num_nodes=2, nodes=lambda: setattr(lease, "_lost", True) or {0})
+    crew = LeadingCrew(RankStarter(TWO, tmp_path, ()), None, there, lease, 1, set())
+    supervisor = Supervisor(None, tmp_path, crew, 10.0, lost={0: time.monotonic() + 10.0})
+    with pytest.raises(LeaseLost):
+        supervisor._await_device([])
 
 
 class _Deposed:

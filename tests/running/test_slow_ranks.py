@@ -85,7 +85,7 @@ def test_a_plan_that_knows_of_it_gives_it_less(plan, clock):
     for step in range(1, LOOKS + 1):
         clock[0] += slow_ranks.LOOK_S
         assert not relief.is_found(lambda step=step: _standings(step, 3.0, 24.0, 2.0))
-    relief.close()
+    relief._search.join()
     assert said == [(1, 2, 8.0)] and replanner.slow == {2: 8.0}
     assert relief.is_found(lambda: {})
     shares = replanner.plan_without([1]).plan.stages[0].batch_shares

@@ -72,6 +72,7 @@ class LeadingCrew:
         return ""
 
     def absent(self) -> set[int]:
+        self.lease.check()
         away = set(range(self.members.num_nodes)) - self.members.nodes()
         return {device for node in away for device in self.starter.devices_of(node)}
 

@@ -2,9 +2,8 @@
 
 So of two parts of a cluster that cannot reach each other only one goes on, however few nodes it
 takes, and a leader that was stopped finds out that it leads no more. Whoever holds it writes a
-count into it at each beat; who finds the same count at so many looks takes it over. Looks are
-counted, not seconds, as clocks differ, and whoever was stopped himself has missed nothing. Two that
-take it over at once: the file has one token in the end, and it holds from the second beat on.
+count into it at each beat; who finds the same count at so many looks takes it over. Two that take
+it over at once: the file has one token in the end, and it holds from the second beat on.
 """
 
 import os
@@ -19,6 +18,7 @@ from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.running.nodes.members import QUIET_BEATS
 from meshwright.runtime.checkpoint.fence import token_of
 from meshwright.runtime.world.failure import BEAT_S
+from meshwright.runtime.world.stillness import Stillness
 
 NAME = "leader"
 """In the folder of checkpoints."""
@@ -40,8 +40,8 @@ class Lease:
     _beats: int = -1
     """Since it was taken; -1: it is not this one's."""
     _lost: bool = False
-    _seen: bytes = b""
-    _quiet: int = 0
+    _beats_of_other: Stillness = field(default_factory=Stillness)
+    """Of whoever has it, since the file is there."""
     _lock: Any = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class Lease:
             try:
                 if self._beats < 0 and not self.path.exists():
                     self._beats = _SURE if self._create() else -1
-                elif self._beats < 0 and self._quiet >= QUIET_BEATS:
+                elif self._beats < 0 and self._beats_of_other.looks >= QUIET_BEATS:
                     self._written().replace(self.path)
                     self._beats = 0
             except OSError as error:
@@ -77,10 +77,13 @@ class Lease:
 
     def release(self) -> None:
         """Leaves it to others, if it is this one's."""
-        with self._lock, suppress(OSError):
-            if self._beats >= 0 and token_of(self._read()) == self.token:
-                self.path.unlink()
-            self._beats = -1
+        with self._lock:
+            if self._beats < 0:
+                return
+            with suppress(OSError):  # it has gone, or cannot be read: others will take it
+                if token_of(self._read()) == self.token:
+                    self.path.unlink()
+            self._leave_it()
 
     def check(self) -> None:
         """LeaseLost, once, if another one has taken what this one had."""
@@ -91,16 +94,20 @@ class Lease:
     def look(self) -> None:
         """One beat of whoever has it, one look of the others."""
         with self._lock, suppress(OSError):  # of a disk that is away: others will take it
-            if self._beats < 0:
-                found = self._read() if self.path.exists() else b""
-                self._quiet = self._quiet + 1 if found == self._seen else 0
-                self._seen = found
+            if self._beats < 0 and self.path.exists():
+                self._beats_of_other.look(self._read())
+            elif self._beats < 0:  # one that comes has not been quiet
+                self._beats_of_other = Stillness()
             elif not self.path.exists():  # somebody has tidied up
                 self._create()
             elif self._beat():
                 self._beats += 1
             else:
-                self._beats, self._quiet, self._lost = -1, 0, True
+                self._leave_it()
+                self._lost = True
+
+    def _leave_it(self) -> None:
+        self._beats, self._beats_of_other = -1, Stillness()
 
     def _beat(self) -> bool:
         """Whether it is still this one's. Into the file that was read: what took its place since

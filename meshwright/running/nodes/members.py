@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.world.failure import BEAT_S
+from meshwright.runtime.world.stillness import Stillness
 
 QUIET_BEATS = 8
-"""A node that has not beaten while the leader looked so often is gone. It is looks that are
-counted, not seconds: a leader that was itself stopped for a while has missed none."""
+"""A node that has not beaten while the leader looked so often is gone."""
 MOST_QUIET_BEATS = 60
 """A leader that has not answered while a follower looked so often is gone, whatever the follower
 has seen before."""
@@ -26,8 +26,7 @@ _COUNT, _OVER = "count", "over"
 @dataclass
 class _Member:
     node: int
-    beat: bytes = b""
-    quiet: int = 0
+    beats: Stillness = field(default_factory=lambda: Stillness(b""))
 
 
 @dataclass(eq=False)
@@ -110,9 +109,7 @@ class Members:
 
     def _listen(self, number: int, member: _Member) -> None:
         beat = self.store.get(key) if self.store.check([key := f"beat/{number}"]) else b""
-        member.quiet = member.quiet + 1 if beat == member.beat else 0
-        member.beat = beat
-        if member.quiet >= QUIET_BEATS:
+        if member.beats.look(beat) >= QUIET_BEATS:
             del self._here[number]
             self.store.set(f"gone/{number}", "")
 
@@ -158,8 +155,12 @@ class Membership:
         """Says that this node is there, and which one it would be: -1 for any."""
         found = cls(store, cut)
         found._begin(found._listen)
-        found.number = store.add(_COUNT, 1)
-        store.set(f"hello/{found.number}", json.dumps(wanted))
+        try:
+            found.number = store.add(_COUNT, 1)
+            store.set(f"hello/{found.number}", json.dumps(wanted))
+        except BaseException:
+            found._closed.set()  # or it would cut the connections of the next meeting
+            raise
         found._begin(found._beat)
         return found
 
@@ -202,14 +203,12 @@ class Membership:
 
     def _listen(self) -> None:
         """A leader that is stopped keeps its connections, and whoever asks it waits for good."""
-        heard, quiet, limit = 0, 0, QUIET_BEATS
+        answers, limit = Stillness(0), QUIET_BEATS
         while not self._closed.wait(BEAT_S):
-            if self._answers != heard:
-                limit = min(MOST_QUIET_BEATS, max(limit, _TIMES * quiet))
-                heard, quiet = self._answers, 0
-                continue
-            quiet += 1
-            if quiet >= limit:
+            longest = answers.looks
+            if not answers.look(self._answers):
+                limit = min(MOST_QUIET_BEATS, max(limit, _TIMES * longest))
+            elif answers.looks >= limit:
                 self.silent = True
                 self.cut()
                 return

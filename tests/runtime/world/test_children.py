@@ -1,5 +1,6 @@
 """What a command starts does not outlive it, however it ends."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -166,3 +167,17 @@ with leaving.leaving(sys.stderr.write, lambda: pathlib.Path({str(last)!r}).write
     )  # fmt: skip
     assert done.returncode == 143 and done.stderr.startswith("SIGTERM"), done.stderr
     assert last.read_text() == "written" and "a step is not over after 0.2 s" in done.stderr
+
+
+def test_what_this_process_forks_to_compute_something_is_no_orphan() -> None:
+    """As `explore_apart` does, which would take it for a crash."""
+    from meshwright.runtime.world import children
+
+    ours = children.children_now()
+    own = multiprocessing.get_context("fork").Process(target=signal.pause)
+    own.start()
+    orphan = subprocess.Popen([sys.executable, "-c", WAIT])
+    children.end_orphans(ours)
+    assert own.is_alive() and orphan.poll() is not None
+    own.kill()
+    own.join()

@@ -7,14 +7,27 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from meshwright.ir.comm.opening import STORE_OPERATION_S
-from meshwright.runtime.world.failure import BEAT_S, beat_s, looks_at_all
+from meshwright.runtime.step.executor import RankProgress
+from meshwright.runtime.world import failure
+from meshwright.runtime.world.failure import (
+    BEAT_S,
+    DEAD_S,
+    Failures,
+    beat_s,
+    first_failure,
+    looks_at_all,
+)
+from meshwright.runtime.world.standing import dumps, standing
 from meshwright.testing.handmade import Chain, batches, make_job, plan_of
 from tests.runtime.small_jobs import gpipe, stage
 
@@ -159,3 +172,62 @@ def test_beats_of_large_jobs_leave_the_store_idle():
         lookers = sum(looks_at_all(rank, world) for rank in range(world))
         assert 8 <= lookers <= 9 and looks_at_all(0, world)
     assert all(looks_at_all(rank, 8) for rank in range(8)), "in small jobs all look"
+
+
+class _Between:
+    """Before each look of a watch, something happens; then it ends."""
+
+    def __init__(self, *events):
+        self.events = list(events)
+
+    def wait(self, seconds):
+        self.events.pop(0)()
+        return not self.events
+
+    def is_set(self):
+        return True
+
+
+def _watched(monkeypatch, hang_s, progress, *events):
+    """What rank 0 of two publishes at its looks, between each two of which its clock says that
+    minutes have passed: the whole machine stood still."""
+    store, clock = dist.HashStore(), count(step=300)
+    monkeypatch.setattr(failure, "launcher_store", lambda: store)
+    monkeypatch.setattr(failure, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = Failures(0, 2, progress, hang_s)
+    found.close()
+    found._closed = _Between(*(partial(event, store) for event in (*events, lambda _: None)))
+    found._watch()
+    return first_failure(store)
+
+
+def test_a_pause_of_the_whole_machine_is_no_rank_that_died(monkeypatch):
+    progress, looks = RankProgress(), int(DEAD_S / BEAT_S)
+    numbers = count()
+
+    def beats(store):
+        store.set("meshwright/beat/1", dumps(standing(RankProgress(7)), next(numbers)))
+
+    quiet = [lambda _: None] * (looks - 1)
+    assert not _watched(monkeypatch, 1e9, progress, *quiet, *quiet), "it has not come yet"
+    assert not _watched(monkeypatch, 1e9, progress, beats, *quiet, beats, *quiet)
+    found = _watched(monkeypatch, 1e9, progress, beats, *quiet, quiet[0])
+    assert (found.kind, found.rank, found.step) == ("died", 1, 7)
+    assert found.text.endswith("no sign of life for 12 s")
+
+
+def test_a_pause_of_the_whole_machine_is_no_hang(monkeypatch):
+    progress, numbers = RankProgress(), count()
+
+    def stands(store):
+        store.set("meshwright/beat/1", dumps(standing(progress), next(numbers)))
+
+    def goes_on(store):
+        progress.at(1, "0F0", "running")
+        stands(store)
+
+    hang_s = 4 * BEAT_S
+    once = [goes_on, *[stands] * 4]
+    assert not _watched(monkeypatch, hang_s, progress, *once, *once)
+    found = _watched(monkeypatch, hang_s, progress, *once, stands)
+    assert found.kind == "hung" and "no progress for 4 s" in found.text

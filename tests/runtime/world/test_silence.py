@@ -7,7 +7,9 @@ after 10.3 s; without the options, none in 45 s.
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,3 +44,42 @@ def test_a_silent_machine_is_noticed_by_whoever_waits_or_asks():
     assert store.get("a") == b"b"
     for one in pair:
         one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_cuts_go_on_where_a_connection_is_broken_already(monkeypatch):
+    class Gone:
+        def shutdown(self, how):
+            cut.append(how)
+            raise OSError(107, "not connected")
+
+        def setsockopt(self, *option):
+            self.shutdown(option)
+
+    cut = []
+    monkeypatch.setattr(silence, "_connections", lambda port: [Gone(), Gone()])
+    silence.cut(1)
+    silence.notice_silence(SimpleNamespace(port=1))
+    assert len(cut) == 4
+
+
+def test_connections_are_cut_as_long_as_it_takes(monkeypatch):
+    """Whoever asks may connect anew."""
+    cut, twice = [], threading.Event()
+
+    def counted(port):
+        cut.append(port)
+        if len(cut) > 1:
+            twice.set()
+
+    monkeypatch.setattr(silence, "_PROBE_S", 0.001)
+    monkeypatch.setattr(silence, "cut", counted)
+    with silence.cut_after(7, 0.001):
+        assert twice.wait(60.0)
+    for thread in threading.enumerate():
+        if thread.name == "cuts":
+            thread.join(60.0)
+            assert not thread.is_alive(), "and no longer"
+    with silence.cut_after(8, 60.0):
+        pass
+    assert set(cut) == {7}
