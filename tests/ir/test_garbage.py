@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import ExitStack
 
 from meshwright.ir.garbage import FEWER_OBJECTS, OBJECTS, rare_collections, usual_collections
 
@@ -23,6 +24,24 @@ def test_rare_inside_and_as_before_afterwards() -> None:
         with rare_collections():
             assert gc.get_threshold() == (0, 10, 10), "a caller wants none"
     finally:
+        gc.set_threshold(*before)
+
+
+def test_threads_that_leave_in_another_order() -> None:
+    """A search beside training ends while another has begun."""
+    before = gc.get_threshold()
+    first, second = ExitStack(), ExitStack()
+    try:
+        gc.set_threshold(700, 10, 10)
+        first.enter_context(rare_collections(FEWER_OBJECTS))
+        second.enter_context(rare_collections(OBJECTS))
+        first.close()
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+        second.close()
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        first.close()
+        second.close()
         gc.set_threshold(*before)
 
 
