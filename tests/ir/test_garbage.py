@@ -4,7 +4,12 @@ import gc
 import weakref
 from contextlib import ExitStack
 
+import pytest
+from torch import nn
+
+from meshwright.ir.errors import PlanError
 from meshwright.ir.garbage import FEWER_OBJECTS, OBJECTS, rare_collections, usual_collections
+from meshwright.runtime.job.compile import compile as compile_job
 
 
 def test_rare_inside_and_as_before_afterwards() -> None:
@@ -20,6 +25,10 @@ def test_rare_inside_and_as_before_afterwards() -> None:
             assert gc.get_threshold() == (FEWER_OBJECTS, 10, 10)
         assert gc.get_threshold() == (700, 10, 10)
         usual_collections()  # nothing is under way
+        with rare_collections():
+            with pytest.raises(PlanError):
+                compile_job(nn.Linear(1, 1), None, on_nonfinite="stopp")  # type: ignore[arg-type]
+            assert gc.get_threshold() == (700, 10, 10), "in jobs, too"
         gc.set_threshold(0, 10, 10)
         with rare_collections():
             assert gc.get_threshold() == (0, 10, 10), "a caller wants none"
