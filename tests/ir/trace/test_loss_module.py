@@ -21,6 +21,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.running.launch import batches
+from meshwright.runtime.check.model import check_model
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compile import inputs_of
 from meshwright.testing.spawn import alone, run_ranks
@@ -197,8 +198,9 @@ def _both_ways(model: nn.Module, plan: Plan, batch: Any) -> list[float]:
     """Losses of two steps on the whole batch, and of the same on a rank's own part of it."""
     found = []
     for sharded in (False, True):
+        example = batch if sharded else None
         job = compile_job(
-            deepcopy(model), plan, optimizer="sgd", lr=0.5, example_inputs=batch, check=True
+            deepcopy(model), plan, optimizer="sgd", lr=0.5, example_inputs=example, check=True
         )
         assert job.checked and not job.checked.unchecked, job.checked
         given = job.shard(batch) if sharded else batch
@@ -230,8 +232,18 @@ def test_whoever_makes_a_batch_makes_a_nested_one() -> None:
         found = {name: x.shape for name, x in flatten_batch(made).items()}
         assert found == {"0.a": (4, 4), "0.b": (4, 4), "1.1": (4,)}
     assert not run_ranks(1, _dry_run, plan, graph, init=False)[0].findings
+    checked = alone(
+        partial(check_model, model, None, plan, graph, flatten_batch(batch), short=False)
+    )
+    assert checked.difference is None and checked.how == "2 samples, float64"
     for losses in run_ranks(2, _both_ways, model, plan, batch):
         assert losses[:2] == pytest.approx(losses[2:], rel=1e-12) and losses[1] < losses[0]
+
+
+def test_a_model_gets_all_of_a_batch_that_no_loss_function_reads() -> None:
+    batch = {"given": {"a": X, "b": X}, "target": Y}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'target'"):
+        trace(Two(), batch, Mean())
 
 
 def test_what_a_loss_function_is_given() -> None:
