@@ -42,3 +42,10 @@ class Scaled(Net):
 class Optional_(Net):
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x if mask is None else x * mask, y)
+
+
+class Inside(Net):
+    """Reads what is inside an item of the batch."""
+
+    def forward(self, x: Any, y: Tensor) -> Any:
+        return super().forward(x["inner"][1], y)
