@@ -1,7 +1,7 @@
 """Fewer garbage collections while much is made that stays: each goes through the whole graph."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 OBJECTS = 200_000
@@ -9,31 +9,44 @@ OBJECTS = 200_000
 FEWER_OBJECTS = 10_000
 """For a whole command, which loads torch and a model. The search of a small Hugging Face model took
 4.0 s of processor time with Python's number, 3.1 s so, 2.9 s without any collection."""
-_outside: list[tuple[int, int, int]] = []
-"""What was set outside of each `rare_collections` that is under way."""
+_asked: list[int] = []
+"""By each `rare_collections` that is under way, in whichever thread."""
+_usual = gc.get_threshold()
+"""What was set outside of them all."""
 
 
 @contextmanager
 def rare_collections(objects: int = OBJECTS, *, set_aside: bool = False) -> Iterator[None]:
-    """Collects rarely inside; afterwards as before. With `set_aside` only what is made inside is
-    gone through, and not traced graphs and loaded libraries."""
-    usual = gc.get_threshold()
-    _outside.append(usual)
+    """Collects rarely inside; afterwards as before, once no other thread is inside. With
+    `set_aside` only what is made inside is gone through, and not traced graphs and loaded
+    libraries."""
+    global _usual
+    if not _asked:
+        _usual = gc.get_threshold()
+    _asked.append(objects)
+    _collect_for(_asked)
     frozen = set_aside and not gc.get_freeze_count()
     if frozen:  # else a caller has, and what is his stays as it is
         gc.freeze()
-    if usual[0]:  # zero is a caller's wish that nothing be collected
-        gc.set_threshold(max(objects, usual[0]), *usual[1:])
     try:
         yield
     finally:
-        _outside.pop()
-        gc.set_threshold(*usual)
+        rest = [*_asked]
+        rest.remove(objects)
+        _collect_for(rest)
+        _asked.remove(objects)  # last: whoever begins meanwhile takes nothing rare for usual
         if frozen:
             gc.unfreeze()
 
 
+def _collect_for(asked: Sequence[int]) -> None:
+    first, *others = _usual
+    if first:  # zero is a caller's wish that nothing be collected
+        first = max([first, *asked])
+    gc.set_threshold(first, *others)
+
+
 def usual_collections() -> None:
     """Collects as outside of every `rare_collections`: for jobs, as cycles may hold tensors."""
-    if _outside:
-        gc.set_threshold(*_outside[0])
+    if _asked:
+        gc.set_threshold(*_usual)

@@ -4,6 +4,7 @@ import gc
 import os
 import tempfile
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "prec
 # There are more ranks than cores: a thread of Gloo's that wakes up and pushes aside the one that
 # holds its lock asks for the lock until its turn is over. Those of a batch push nobody aside.
 if hasattr(os, "SCHED_BATCH"):
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):  # a sandbox may refuse; it is only slower then
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # Tests make much that stays; looking for cycles among it took a tenth of their time.
 gc.set_threshold(FEWER_OBJECTS, *gc.get_threshold()[1:])

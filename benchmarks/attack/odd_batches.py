@@ -39,13 +39,13 @@ class Scaled(Net):
         return super().forward(x * scale, y)
 
 
-class Nested(Net):
-    """Takes its input out of a dict."""
-
-    def forward(self, x: dict[str, Tensor], y: Tensor) -> Tensor:
-        return super().forward(x["inner"], y)
-
-
 class Optional_(Net):
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x if mask is None else x * mask, y)
+
+
+class Inside(Net):
+    """Reads what is inside an item of the batch."""
+
+    def forward(self, x: Any, y: Tensor) -> Any:
+        return super().forward(x["inner"][1], y)

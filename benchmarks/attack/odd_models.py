@@ -63,7 +63,7 @@ def _lengths(generator: torch.Generator) -> Any:
 
 def _nested(generator: torch.Generator) -> Any:
     given = vectors(generator)
-    return {"x": {"inner": given["x"]}, "y": given["y"]}
+    return {"x": {"inner": (None, given["x"])}, "y": given["y"]}
 
 
 ODD: dict[str, Odd] = {
@@ -131,7 +131,7 @@ ODD: dict[str, Odd] = {
     "scalar_input": Odd(batches.Scaled, draw=_scaled),
     "number_input": Odd(batches.Scaled, "refused", draw=_flag),
     "none_input": Odd(batches.Optional_, draw=_none),
-    "nested_batch": Odd(batches.Nested, draw=_nested),
+    "nested_batch": Odd(batches.Inside, draw=_nested),
     "nested_tensor": Odd(values.Nested, "refused"),
     "sparse_buffer": Odd(values.SparseProduct, "refused"),
     "data_parallel": Odd(nets.Parallel),

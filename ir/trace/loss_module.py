@@ -28,6 +28,8 @@ object with fields, is the dict of its fields. Items may be dicts, lists and tup
 LossFn = Callable[..., torch.Tensor]
 _WITHIN = "."
 """Between the names of an item and of what is inside it."""
+_PLACE_DIGITS = 4
+"""Of the place of an item in a tuple; a longer number is a name."""
 
 
 def flatten_batch(batch: Batch) -> dict[str, torch.Tensor]:
@@ -53,19 +55,11 @@ def _leaves(items: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
                 f"input {name!r}: keys of a batch must be texts without {_WITHIN!r}, which stands "
                 "for what is inside of another item"
             )
-        if isinstance(value, Mapping):
-            if any(str(inner).isdigit() for inner in value):
-                raise TraceError(
-                    f"input {name!r} has keys that are numbers; give them names, or make it a tuple"
-                )
-            yield from _leaves(value, f"{name}{_WITHIN}")
-        elif isinstance(value, list | tuple):
-            if type(value) not in (list, tuple):
-                raise TraceError(
-                    f"input {name!r} is a {type(value).__name__}: only dicts, lists and tuples "
-                    "may be inside a batch"
-                )
-            yield from _leaves({str(i): x for i, x in enumerate(value)}, f"{name}{_WITHIN}")
+        if isinstance(value, Mapping | list | tuple):
+            inside = list(_leaves(_inside(name, value), f"{name}{_WITHIN}"))
+            if not inside:
+                raise TraceError(f"input {name!r} has no tensor inside; leave it out")
+            yield from inside
         elif _fields(value) is not None:
             raise TraceError(
                 f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
@@ -73,6 +67,29 @@ def _leaves(items: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
             )
         elif value is not None:
             yield name, value
+
+
+def _inside(name: str, value: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        if any(str(inner).isdigit() for inner in value):
+            raise TraceError(
+                f"input {name!r} has keys that are numbers; give them names, or make it a tuple"
+            )
+        return value
+    if type(value) not in (list, tuple):
+        raise TraceError(
+            f"input {name!r} is a {type(value).__name__}: only dicts, lists and tuples may be "
+            "inside a batch"
+        )
+    return _placed(f"input {name!r}", value)
+
+
+def _placed(what: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Items by their places. None at the end would be lost: nothing behind it says how long the
+    whole is."""
+    if len(values) and values[-1] is None:
+        raise TraceError(f"{what} ends with None, which stands for what is not there: leave it out")
+    return {str(index): value for index, value in enumerate(values)}
 
 
 def nested_batch(named: Mapping[str, torch.Tensor]) -> dict[str, Any] | tuple[Any, ...]:
@@ -90,10 +107,15 @@ def nested_batch(named: Mapping[str, torch.Tensor]) -> dict[str, Any] | tuple[An
 def _closed(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
-    if node and all(key.isdigit() for key in node):
+    if node and all(map(_is_place, node)):
         last = max(map(int, node))
         return tuple([_closed(node.get(str(index))) for index in range(last + 1)])
     return {key: _closed(value) for key, value in node.items()}
+
+
+def _is_place(key: str) -> bool:
+    """Whether a name is one of those that items of a tuple have, and no other number."""
+    return key.isascii() and key.isdecimal() and len(key) <= _PLACE_DIGITS and key == str(int(key))
 
 
 def _items(batch: Batch) -> dict[str, Any]:
@@ -102,7 +124,7 @@ def _items(batch: Batch) -> dict[str, Any]:
     if isinstance(batch, Mapping):
         return dict(batch.items())
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        return {str(index): value for index, value in enumerate(batch)}
+        return _placed("a batch", batch)
     found = _fields(batch)
     if found is None:
         raise TraceError(
@@ -158,7 +180,8 @@ class TrainingStep(nn.Module):
         if isinstance(batch, tuple):
             return self._positional(batch)
         # What only a loss function reads is not for the model.
-        accepted = keyword_names(self.model) if self.loss_fn and not self._of_output else None
+        by_name = self.loss_fn is not None and not self._of_output
+        accepted = keyword_names(self.model) if by_name else None
         read = {k: v for k, v in batch.items() if accepted is None or k in accepted}
         output = self.model(**self._cast(read))
         return self._lost(output, batch)
@@ -208,8 +231,7 @@ def takes_output_alone(loss_fn: LossFn) -> bool:
     if any(p.kind is kinds.VAR_POSITIONAL for p in placed):
         return False
     placed = [p for p in placed if p.kind is not kinds.VAR_KEYWORD]
-    needed = sum(p.default is kinds.empty for p in placed)
-    if len(placed) > 1 and needed == 1 and placed[1].default is not None:
+    if len(placed) > 1 and not any(placed[1].default is x for x in (kinds.empty, None)):
         raise TraceError(
             f"loss function: nobody can tell whether its second argument {placed[1].name!r}, which "
             f"is {placed[1].default!r} by default, shall be the batch; put a * before it, or give "

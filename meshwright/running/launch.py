@@ -18,7 +18,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.tokens import tokens_per_sample
 from meshwright.ir.profile.measured import StepKind
-from meshwright.ir.trace.loss_module import Batch
+from meshwright.ir.trace.loss_module import Batch, nested_batch
 from meshwright.running.display import StepDisplay, recording
 from meshwright.running.logs import MetricLog, parse_kinds
 from meshwright.running.ranks import run_ranks
@@ -241,5 +241,4 @@ def _random_batches(plan: Plan) -> Iterator[Any]:
                 batch[spec.name] = torch.randn(spec.shape, generator=generator, dtype=dtype)
             else:
                 batch[spec.name] = torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
-        numbered = all(name.isdecimal() for name in batch)
-        yield tuple(batch.values()) if numbered else batch
+        yield nested_batch(batch)

@@ -172,21 +172,31 @@ def _summed(
     if world_size == 1:
         yield from values
         return
-    waiting: list[tuple[str, Tensor]] = []
+    for group in _groups(values):
+        for dtype in dict.fromkeys(x.dtype for _, x in group):
+            _sum([x for _, x in group if x.dtype is dtype], everyone)
+        yield from group
+
+
+def _groups(values: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Tensors of `_TOGETHER_BYTES` at most, or a larger one alone before the next one is made."""
+    group: list[tuple[str, Tensor]] = []
+    size = 0
     for name, x in values:
-        together = [y for _, y in waiting if y.dtype == x.dtype]
-        if waiting and (not together or sum(y.nbytes for y in (*together, x)) > _TOGETHER_BYTES):
-            yield from _sent(waiting, everyone)
-            waiting = []
-        waiting.append((name, x))
-    yield from _sent(waiting, everyone)
+        if group and size + x.nbytes > _TOGETHER_BYTES:
+            yield group
+            group, size = [], 0
+        group.append((name, x))
+        size += x.nbytes
+        if size >= _TOGETHER_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
-def _sent(values: Sequence[tuple[str, Tensor]], everyone: bool) -> Iterator[tuple[str, Tensor]]:
-    """The sums of tensors of one dtype, each in memory of its own."""
-    if not values:
-        return
-    wholes = [x for _, x in values]
+def _sum(wholes: Sequence[Tensor], everyone: bool) -> None:
+    """Makes tensors of one dtype their sums."""
     sent = wholes[0] if len(wholes) == 1 else torch.cat([x.flatten() for x in wholes])
     sendable = sent.to(torch.uint8) if sent.dtype is torch.bool else sent
     if everyone:
@@ -197,4 +207,3 @@ def _sent(values: Sequence[tuple[str, Tensor]], everyone: bool) -> Iterator[tupl
         parts = torch.split(sendable.flatten(), [x.numel() for x in wholes])
         for x, part in zip(wholes, parts, strict=True):
             x.copy_(part.view(x.shape))
-    yield from values

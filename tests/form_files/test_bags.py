@@ -12,12 +12,16 @@ from meshwright.forms.sync import zero_of_tables
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError, TraceError
+from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.trace.capture import resized
+from meshwright.ir.trace.halving import has_apart
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search
+from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
@@ -210,6 +214,43 @@ class Rescaled(nn.Module):
 def test_rows_that_forward_rescales_are_refused(made: Any) -> None:
     with pytest.raises(TraceError, match="max_norm rescales rows"):
         trace(Rescaled(made(ROWS, 4, max_norm=1.0)), (batch(0)["ids"],))
+
+
+class BagsAndProduct(nn.Module):
+    """Bags that lie where the batch says, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.out = nn.EmbeddingBag(9, 2, mode="sum"), nn.Linear(2, 1)
+
+    def forward(self, ids: Tensor, at: Tensor) -> Tensor:
+        return self.out(self.bags(ids, at)).square().mean()
+
+
+def test_other_numbers_of_samples_have_bags_of_their_own() -> None:
+    """A trace of more samples has as many ids for each as the example, on the average; a check uses
+    the example's bags again, or some of them. No block that looks them up is run by halves."""
+    ids, at = torch.arange(7), torch.tensor([0, 1, 4, 4])
+    given = {"0": ids, "1": at}
+    graph = trace(BagsAndProduct(), (ids, at), global_batch_size=8)
+    bags = given_bags(graph)
+    assert bags == {"0": GivenBags("1", last=False)} and graph.batch_size == 8
+    sizes = resized(given, 8, bags)
+    assert sizes.shapes == {"0": (16,), "1": (8,)} and sizes.batch_inputs == ("0", "1")
+    few = first_samples(given, 2, 4, bags)
+    assert few["0"].tolist() == [0, 1, 2, 3] and few["1"].tolist() == [0, 1]
+    problem = make_problem(graph, Cluster.local(1), precision="fp64", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem), predict=False)
+    again = batch_of(plan, graph, given)
+    assert again["0"].tolist() == [*ids, *ids]
+    assert again["1"].tolist() == [0, 1, 4, 4, 7, 8, 11, 11]
+    made = batch_of(plan, graph, None)
+    assert made["1"].tolist() == [*range(0, 16, 2)] and len(made["0"]) == 16
+    apart = [
+        has_apart(graph, block) for block in graph.blocks
+        if any("embedding_bag" in op.target for op in graph.block_ops(block))
+    ]  # fmt: skip
+    assert apart == [False]
 
 
 def _handed(plan: Plan, of_bags: dict[str, Any], kind: str) -> Any:

@@ -2,8 +2,14 @@
 
 import gc
 import weakref
+from contextlib import ExitStack
 
+import pytest
+from torch import nn
+
+from meshwright.ir.errors import PlanError
 from meshwright.ir.garbage import FEWER_OBJECTS, OBJECTS, rare_collections, usual_collections
+from meshwright.runtime.job.compile import compile as compile_job
 
 
 def test_rare_inside_and_as_before_afterwards() -> None:
@@ -19,10 +25,32 @@ def test_rare_inside_and_as_before_afterwards() -> None:
             assert gc.get_threshold() == (FEWER_OBJECTS, 10, 10)
         assert gc.get_threshold() == (700, 10, 10)
         usual_collections()  # nothing is under way
+        with rare_collections():
+            with pytest.raises(PlanError):
+                compile_job(nn.Linear(1, 1), None, on_nonfinite="stopp")  # type: ignore[arg-type]
+            assert gc.get_threshold() == (700, 10, 10), "in jobs, too"
         gc.set_threshold(0, 10, 10)
         with rare_collections():
             assert gc.get_threshold() == (0, 10, 10), "a caller wants none"
     finally:
+        gc.set_threshold(*before)
+
+
+def test_threads_that_leave_in_another_order() -> None:
+    """A search beside training ends while another has begun."""
+    before = gc.get_threshold()
+    first, second = ExitStack(), ExitStack()
+    try:
+        gc.set_threshold(700, 10, 10)
+        first.enter_context(rare_collections(FEWER_OBJECTS))
+        second.enter_context(rare_collections(OBJECTS))
+        first.close()
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+        second.close()
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        first.close()
+        second.close()
         gc.set_threshold(*before)
 
 

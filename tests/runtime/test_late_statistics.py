@@ -19,7 +19,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.runtime.job.whole import differing_copies
+from meshwright.runtime.job.whole import differing_copies, whole_buffers
 from meshwright.testing.spawn import alone, run_ranks
 
 STEPS, SAMPLES, LR, MICRO = 7, 12, 0.1, 2
@@ -80,7 +80,9 @@ def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
             losses.append(float(job.step(batch(step))))
             if step in (0, 3):
                 asked.append(float(job.eval(batch(9))))
-        state = full_state(job)
+        buffers = {name: x.clone() for name, x in whole_buffers(job, everyone=True)}
+        state = full_state(job, everyone=True)
+        assert buffers and all(torch.equal(x, state[name]) for name, x in buffers.items())
         found.append((losses, state, asked, differing_copies(job, 1e-12)))
         job.close()
     return found

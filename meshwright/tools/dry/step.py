@@ -13,6 +13,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_private import fake_mode
+from meshwright.ir.trace.loss_module import nested_batch
 from meshwright.runtime.job.build import RankParts, build_rank
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.messages.messages import plan_messages
@@ -111,7 +112,7 @@ def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, T
     )  # fmt: skip
     for stage in parts.stages.values():
         stage.sync.begin()
-    cut = cutter.cut(dict(batch), sharded=False)
+    cut = cutter.cut(nested_batch(batch), sharded=False)
     totals = {
         index: stage.totals(cut[index, 0]) if stage.program.totals else {}
         for index, stage in parts.stages.items()

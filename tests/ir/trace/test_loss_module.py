@@ -14,12 +14,18 @@ from torch.utils._pytree import tree_map_only, tree_structure
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import TraceError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import flatten_batch, nested_batch, takes_output_alone
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.running.launch import batches
+from meshwright.runtime.check.model import check_model
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.spawn import alone
+from meshwright.runtime.job.compile import inputs_of
+from meshwright.testing.spawn import alone, run_ranks
+from meshwright.tools.dry.run import DryRun, dry_run
 
 X, Y = torch.ones(2, 4), torch.zeros(2)
 
@@ -78,6 +84,10 @@ def test_a_tuple_is_inputs_by_place(batch: Any) -> None:
         ({"x": {"inner": Record(X, Y)}}, "input 'x.inner' is a Record"),
         ({"x": Pair(X, Y)}, "input 'x' is a Pair: only dicts, lists and tuples"),
         ({"x": {"inner": 3}}, "input 'x.inner' is a int; .* functools.partial"),
+        ((X, None), "a batch ends with None"),
+        ((X, (Y, None), Y), "input '1' ends with None, which stands for what is not there"),
+        ({"x": X, "y": {"z": {"a": None}}}, "input 'y.z' has no tensor inside; leave it out"),
+        ((X, []), "input '1' has no tensor inside"),
         ({"x": {"0": X}}, "input 'x' has keys that are numbers"),
         ({"x": {0: X}}, "input 'x' has keys that are numbers"),
         ({"x.y": X}, "input 'x.y': keys of a batch must be texts without '.'"),
@@ -101,6 +111,8 @@ def test_other_batches_are_refused(batch: Any, message: str) -> None:
         ({"x": {"a": X, "b": (X, {"c": Y})}, "y": Y}, ["x.a", "x.b.0", "x.b.1.c", "y"]),
         (({"a": X, "b": Y}, Y), ["0.a", "0.b", "1"]),
         ((X, (None, Y)), ["0", "1.1"]),
+        ({"01": X, "²": Y}, ["01", "²"]),
+        ({"10000": X}, ["10000"]),
     ],
 )
 def test_what_is_inside_an_item_comes_back_in_its_place(batch: Any, names: list[str]) -> None:
@@ -177,9 +189,61 @@ def test_a_job_trains_on_nested_batches(batch: Any, loss_fn: Any, wanted: Any) -
         return found, [x.detach() for x in model.parameters()]
 
     found, trained = alone(train)
-    assert found == pytest.approx(float(loss), rel=1e-12)
+    assert found == pytest.approx(float(loss.detach()), rel=1e-12)
     for own, other in zip(trained, plain.parameters(), strict=True):
         torch.testing.assert_close(own, other.detach() - 0.5 * other.grad, rtol=1e-12, atol=1e-12)
+
+
+def _both_ways(model: nn.Module, plan: Plan, batch: Any) -> list[float]:
+    """Losses of two steps on the whole batch, and of the same on a rank's own part of it."""
+    found = []
+    for sharded in (False, True):
+        example = batch if sharded else None
+        job = compile_job(
+            deepcopy(model), plan, optimizer="sgd", lr=0.5, example_inputs=example, check=True
+        )
+        assert job.checked and not job.checked.unchecked, job.checked
+        given = job.shard(batch) if sharded else batch
+        found += [float(job.step(given, sharded=sharded)) for _ in range(2)]
+        job.close()
+    return found
+
+
+class Loss(Two):
+    def forward(self, given: Any, more: Any = ()) -> Tensor:
+        return super().forward(given, more).square().mean()
+
+
+def _dry_run(rank: int, store: str, plan: Plan, graph: Graph) -> DryRun:
+    return dry_run(plan, graph)
+
+
+def test_whoever_makes_a_batch_makes_a_nested_one() -> None:
+    """Examples, random batches and dry runs have the names of the plan; parts of a batch are as
+    it is, and a job's first step is compared on it."""
+    torch.manual_seed(0)
+    model = Loss().double()
+    own = torch.randn(4, 4).double(), torch.randn(4, 4).double(), torch.randn(4).double()
+    batch = {"a": own[0], "b": own[1]}, (None, own[2])
+    graph = trace(model, batch)
+    problem = make_problem(graph, Cluster.local(2), precision="fp64", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=2), predict=False)
+    for made in (inputs_of(plan), next(batches(plan, None))):
+        found = {name: x.shape for name, x in flatten_batch(made).items()}
+        assert found == {"0.a": (4, 4), "0.b": (4, 4), "1.1": (4,)}
+    assert not run_ranks(1, _dry_run, plan, graph, init=False)[0].findings
+    checked = alone(
+        partial(check_model, model, None, plan, graph, flatten_batch(batch), short=False)
+    )
+    assert checked.difference is None and checked.how == "2 samples, float64"
+    for losses in run_ranks(2, _both_ways, model, plan, batch):
+        assert losses[:2] == pytest.approx(losses[2:], rel=1e-12) and losses[1] < losses[0]
+
+
+def test_a_model_gets_all_of_a_batch_that_no_loss_function_reads() -> None:
+    batch = {"given": {"a": X, "b": X}, "target": Y}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'target'"):
+        trace(Two(), batch, Mean())
 
 
 def test_what_a_loss_function_is_given() -> None:
@@ -190,8 +254,9 @@ def test_what_a_loss_function_is_given() -> None:
     assert not takes_output_alone(two) and not takes_output_alone(nn.CrossEntropyLoss())
     assert not takes_output_alone(F.mse_loss) and not takes_output_alone(lambda *given: given[0])
     assert takes_output_alone(named) and takes_output_alone(partial(scaled, scale=1.0))
-    with pytest.raises(TraceError, match=r"second argument 'scale', which is 2\.0 by default"):
-        takes_output_alone(scaled)
+    for ambiguous in (scaled, lambda output=None, scale=2.0: output * scale):
+        with pytest.raises(TraceError, match=r"second argument 'scale', which is 2\.0 by default"):
+            takes_output_alone(ambiguous)
 
 
 class Special(Tensor):
