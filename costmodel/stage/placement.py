@@ -75,21 +75,24 @@ _spots: Memo[tuple[object, ...], tuple[BlockSpot, ...]] = Memo()
 def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
-    # Of replicas that train alone, a rank meets those of its own while blocks run.
-    alone = stage.sync is not None and exchange_of(stage).apart
-    own = stage.mesh.get("dp_shard", 1) if alone else dp
+    shards = stage.mesh.get("dp_shard", 1)
+    own = shards if stage.sync is not None and exchange_of(stage).apart else 0
     key = stage.devices, stage.batch_shares, model, stage.compile, own
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
-        dp_levels = tables.levels(stage.devices[::size][:own])
+        replicas = stage.devices[::size]
+        dp_levels = tables.levels(replicas)
+        own_levels = tables.levels(replicas[:own]) if own else None
         found: dict[BlockSpot, None] = {}
         for coordinate in range(dp):
             replica = stage.devices[coordinate * size : (coordinate + 1) * size]
             levels = tables.model_levels(replica, model)
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
-                spot = BlockSpot(share, own, model, name, dp_levels, levels, stage.compile)
+                spot = BlockSpot(
+                    share, dp, model, name, dp_levels, levels, stage.compile, own_levels
+                )
                 found[spot] = None
         known[key] = tuple(found)
     return known[key]
