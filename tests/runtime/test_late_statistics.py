@@ -65,6 +65,15 @@ def job_of(plan: Plan) -> Any:
                        check=False)  # fmt: skip
 
 
+def _begun(plan: Plan) -> Any:
+    """What is exported before any step is taken, of a batch that has been read."""
+    job = job_of(plan)
+    job.accumulate(batch(0))
+    state, differ = full_state(job), differing_copies(job, 1e-12)
+    job.close()
+    return state, differ
+
+
 def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
     """Of each: losses, what is exported in the end, losses of evaluations in between, and what
     ranks have differently then. Some are saved in the middle, and go on as another job."""
@@ -83,7 +92,7 @@ def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
         state = full_state(job)
         found.append((losses, state, asked, differing_copies(job, 1e-12)))
         job.close()
-    return found
+    return [*found, _begun(cases[0][0])]
 
 
 def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
@@ -141,6 +150,19 @@ def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
     return losses, mean(), asked
 
 
+def read_once(shares: tuple[int, ...]) -> dict[str, Tensor]:
+    """The mean of the statistics of replicas that have read the first batch."""
+    own = [model() for _ in shares]
+    for half in batch(0)[0].chunk(MICRO):
+        for of, part in zip(own, torch.split(half, list(shares)), strict=True):
+            of.norm(of.up(part))  # type: ignore[operator]
+    found = [dict(of.named_buffers()) for of in own]
+    return {
+        name: torch.stack([x[name] for x in found]).mean(0)
+        for name in ("norm.running_mean", "norm.running_var")
+    }
+
+
 def test_each_replica_has_the_statistics_of_its_own_samples(tmp_path: Any) -> None:
     """Averaged where they are read: in evaluation, checkpoint and export, after which each goes on
     with its own; also of a replica of two ranks with ZeRO, of unequal replicas, and in the limit of
@@ -149,9 +171,12 @@ def test_each_replica_has_the_statistics_of_its_own_samples(tmp_path: Any) -> No
     plans = [plan_of(2, LATE, **two), plan_of(2, {"every": 1, "delay": 0}, **two)]
     uneven = replace(plans[0], stages=(replace(plans[0].stages[0], batch_shares=(4, 2)),))
     cases = [(plans[0], ""), (plans[0], str(tmp_path / "kept")), (plans[1], ""), (uneven, "")]
-    found = run_ranks(2, _trained, cases)[0]
+    *found, (state, differ) = run_ranks(2, _trained, cases)[0]
+    for name, x in alone(read_once, alike).items():
+        assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
+    assert not differ
     sharded = plan_of(4, LATE, dp_replicate=2, dp_shard=2, zero=1)
-    found += run_ranks(4, _trained, [(sharded, "")])[0]
+    found += run_ranks(4, _trained, [(sharded, "")])[0][:1]
     late = alone(emulated, alike, 3, 2)
     wanted = [late, late, alone(emulated, alike, 1, 0), alone(emulated, (4, 2), 3, 2)]
     shares = sharded.stages[0].batch_shares
