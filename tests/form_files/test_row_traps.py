@@ -117,12 +117,12 @@ def test_rows_of_zeros_and_of_earlier_steps(
     """One that occurs with zeros on one rank and not on the other; whose parts cancel; of a rank
     without a gradient; and of a step before. Sums are no means, in each step anew."""
     steps: Gradients = [
-        [rows({1: 0.0, 2: 3.0, 4: 1.0}), rows({1: 2.0, 2: -3.0}), rows({4: 1.0})],
+        [rows({1: 0.0, 2: 3.0, 4: 1.0}), rows({1: 2.0, 2: -3.0, 8: -1.0}), rows({4: 1.0})],
         [None, rows({7: 1.0}), rows({7: 2.0, 1: 1.0})],
         [rows({2: 1.0}), None, None],
         [None, None, None],
     ]
-    wanted = [rows({1: 2.0, 4: 2.0}), rows({7: 3.0, 1: 1.0}), rows({2: 1.0}), rows({})]
+    wanted = [rows({1: 2.0, 4: 2.0, 8: -1.0}), rows({7: 3.0, 1: 1.0}), rows({2: 1.0}), rows({})]
     found = summed(monkeypatch, form, steps, **settings)
     for step, (x, y) in enumerate(zip(found, wanted, strict=True)):
         assert torch.allclose(x, y, rtol=1e-12, atol=1e-12), step

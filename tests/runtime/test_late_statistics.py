@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.op_messages import Inner
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -224,6 +225,10 @@ def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
     assert any("statistics of a replica's own" in text for text in plan.gives_up)
     assert any("statistics of batch norms are each replica's own" in note for note in plan.notes)
     assert not [finding for finding in findings(plan) if finding.severity == "error"]
+    (spot,) = spots(problem.tables, plan.stages[0])
+    site, message = problem.tables.blocks.site(spot), Inner("all_reduce", 64, 1, backward=False)
+    own = replace(message, of_replica=True)
+    assert site.inner_s(own, "dp") == 0.0 < site.inner_s(message, "dp")
     late_s, all_s = forwards_s(graph(), 4, dp_replicate=4)
     assert late_s < 1e-3 < all_s
     some_s, whole_s = forwards_s(graph(), 4, dp_replicate=2, dp_shard=2, zero=1)
