@@ -72,14 +72,20 @@ def kernel_s(work: KernelWork, device: DeviceType) -> float:
     arithmetic = _arithmetic_s(work, curve, device)
     copies = curve_of(OpClass.COPY, device)
     moving = memory_s(work.nbytes, copies, device)
-    # Neither hides the other wholly where both take as long: a smooth maximum.
-    busy = (arithmetic**4 + moving**4) ** 0.25
+    busy = busy_s(arithmetic, moving)
     if work.gemms:
         busy += curve.packing * moving
     if work.turned_bytes and _tensor_cores(work, device):
         busy += memory_s(2 * curve.turning * work.turned_bytes, copies, device)
     seconds: float = curve.floor_s + busy * (1.0 + curve.droop * busy / (busy + _DROOP_S))
     return seconds
+
+
+def busy_s(arithmetic_s: float, moving_s: float) -> float:
+    """Seconds of a kernel that computes while it reads and writes. Neither hides the other wholly
+    where both take as long: a smooth maximum."""
+    found: float = (arithmetic_s**4 + moving_s**4) ** 0.25
+    return found
 
 
 def memory_s(nbytes: float, curve: OpCurve, device: DeviceType) -> float:

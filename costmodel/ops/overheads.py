@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.costmodel.ops.formulas import curve_of, memory_s
+from meshwright.costmodel.ops.formulas import busy_s, curve_of, memory_s
 from meshwright.ir.cluster.device import DeviceType, OpClass
 
 # On CPUs, of one process that has a core to itself: medians of benchmarks/overheads.py on a 2-core
@@ -61,8 +61,7 @@ class Overheads:
         moving = self.copy_s(moved)
         if thin or not flops:
             return max(moving, arithmetic) + calls * each
-        busy: float = (arithmetic**4 + moving**4) ** 0.25
-        return busy + curve.packing * moving + calls * each
+        return busy_s(arithmetic, moving) + curve.packing * moving + calls * each
 
     @property
     def piece_s(self) -> float:
