@@ -32,3 +32,12 @@ def test_what_is_handed_on_arrives() -> None:
             given = [object() for _ in list(signature(made).parameters)[1:]]
             getattr(run, name)(*given)
             getattr(inner, name).assert_called_once_with(*given)
+
+
+def test_buffers_of_a_stage_go_to_one_form() -> None:
+    """Of groups of parameters, the first whose replicas train alone: means are taken once."""
+    runs = [MagicMock(spec=SyncRun, held=(), own_states=alone) for alone in (False, True, True)]
+    buffers = [object()]
+    GroupedRun(runs, []).take_buffers(buffers)  # type: ignore[arg-type]
+    assert [run.take_buffers.call_count for run in runs] == [0, 1, 0]
+    runs[1].take_buffers.assert_called_once_with(buffers)
