@@ -12,7 +12,7 @@ Beside packed rows stands what S2 Reducer's abstract says of its sketches.
 
 Then, random tables, batches and frequencies on a wire so slow that nothing else counts: how often
 the plan with the shortest predicted step has the form that sends least by these formulas (within 2
-percent, and 200 bytes, which go while a step computes).
+percent; of late forms 200 bytes go while a step computes, which may be more than they send beside).
 """
 
 import argparse
@@ -38,6 +38,7 @@ from meshwright.planner.problem.problem import make_problem
 STEPS = 20
 _BANDWIDTH, _COMPUTING_S = 1e5, 2e-3
 """Of the slow wire, the slowest that a cluster may have; and of a step of the small model on it."""
+_LATE = ("late_rows", "late_columns")
 S2_BYTES, S2_TIMES = 0.19, 1.8
 """Of the bytes of sparse gradients, and times as fast: five models (Ge et al. 2021)."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -73,7 +74,7 @@ def case(seed: int) -> tuple[dict[str, float], dict[str, float]]:
     """Predicted seconds of a step and bytes sent by each form, of a random table."""
     draw = np.random.default_rng(seed)
     rows, width = int(draw.integers(1_000, 60_000)), int(draw.integers(1, 64))
-    ranks, samples = int(draw.choice([2, 4, 8])), 64 * int(draw.integers(1, 50))
+    ranks, samples = int(draw.choice([2, 4, 8])), 8 * int(draw.integers(1, 400))
     counts = RowCounts(zipf=float(draw.uniform(0.3, 1.6)))
     cluster = Cluster.preset("v100-16", num_nodes=ranks, devices_per_node=1)
     assert cluster.between_nodes
@@ -101,10 +102,11 @@ def case(seed: int) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def is_least(steps: dict[str, float], sent: dict[str, float]) -> bool:
-    """Whether the form of the shortest step sends least, within 2 percent, and what goes while a
-    step computes, which late forms hide."""
+    """Whether the form of the shortest step sends least, within 2 percent; of a late form, what
+    goes while a step computes counts for nothing."""
     best, most = min(steps, key=steps.__getitem__), 1.02 * min(sent.values())
-    return steps.keys() == sent.keys() and sent[best] <= most + _COMPUTING_S * _BANDWIDTH
+    hidden = _COMPUTING_S * _BANDWIDTH if best in _LATE else 0.0
+    return steps.keys() == sent.keys() and sent[best] <= most + hidden
 
 
 def library_tokens() -> np.ndarray:

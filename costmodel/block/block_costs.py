@@ -55,12 +55,14 @@ class BlockSpot:
     """Tiers of the rank's line on each of the model axes."""
     compiled: bool = False
     """By torch.compile."""
+    own_levels: Levels | None = None
+    """Of dp, those within a replica, where replicas train alone; None: they do not."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Costs are looked up by spot very often, and tiers are long.
         parts = (self.samples, self.dp, self.model, self.device, self.dp_levels,
-                 self.model_levels, self.compiled)  # fmt: skip
+                 self.model_levels, self.compiled, self.own_levels)  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
@@ -311,6 +313,7 @@ class BlockCosts:
             device=self._devices[spot.device],
             levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
             run_as=self._run_as,
+            own_levels=spot.own_levels,
         )
 
     def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:
@@ -324,7 +327,7 @@ class BlockCosts:
         if spot.dp > 1 and kind in self._apart:
             alike = self._alike.get(spot)
             if alike is None:
-                alike = self._alike[spot] = replace(spot, dp=2, dp_levels=())
+                alike = self._alike[spot] = replace(spot, dp=2, dp_levels=(), own_levels=None)
             spot = alike
         return kind, spot
 

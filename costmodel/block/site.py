@@ -27,15 +27,20 @@ class StageSite:
     """Tiers of the rank's group on each axis."""
     run_as: Style = USUAL
     """The stack that runs it."""
+    own_levels: Levels | None = None
+    """Of dp, those within a replica, where replicas train alone; None: they do not."""
 
     def primitive_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
         """A primitive of `ir.layout.conversions` on a value of so many bytes as if whole on the
         axis."""
         if primitive is Primitive.IDENTITY:
             return 0.0
+        return self._among(primitive, whole_bytes, self.axes[axis].size, self.levels[axis])
+
+    def _among(self, primitive: Primitive, whole_bytes: int, ranks: int, levels: Levels) -> float:
         # Reading, and writing or packing, beside the transfer.
-        local = self._copied_s(whole_bytes / self.axes[axis].size)
-        return collective_time(primitive, whole_bytes, self.levels[axis]) + local
+        local = self._copied_s(whole_bytes / ranks)
+        return collective_time(primitive, whole_bytes, levels) + local
 
     def inner_s(self, message: Inner, axis: str, outside: Sequence[str] = ()) -> float:
         """The messages that an op sends by itself; no time where no tiers are given. `outside`: the
@@ -47,6 +52,11 @@ class StageSite:
         primitive, times = Primitive(message.kind), message.times * message.crowd
         if message.routing:
             return times * self._routed_s(primitive, message, message.routing, axis, outside)
+        if message.of_replica and axis == "dp" and self.own_levels is not None:
+            own = self.own_levels
+            return (
+                times * self._among(primitive, message.nbytes, ranks_of(own), own) if own else 0.0
+            )
         return times * self.primitive_s(primitive, message.nbytes, axis)
 
     def _routed_s(

@@ -75,23 +75,26 @@ _spots: Memo[tuple[object, ...], tuple[BlockSpot, ...]] = Memo()
 def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
-    # Of replicas that train alone, a rank meets those of its own while blocks run.
-    alone = stage.sync is not None and exchange_of(stage).apart
-    own = stage.mesh.get("dp_shard", 1) if alone else dp
+    shards = stage.mesh.get("dp_shard", 1)
+    # Of replicas that train alone, a rank meets those of its own for some messages.
+    own = shards if stage.sync is not None and exchange_of(stage).apart else 0
     key = stage.devices, stage.batch_shares, model, stage.compile, own
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
-        heads = stage.devices[::size]
+        replicas = stage.devices[::size]
+        dp_levels = tables.levels(replicas)
         found: dict[BlockSpot, None] = {}
         for coordinate in range(dp):
             replica = stage.devices[coordinate * size : (coordinate + 1) * size]
             levels = tables.model_levels(replica, model)
-            first = coordinate - coordinate % own
-            dp_levels = tables.levels(heads[first : first + own])
+            first = coordinate - coordinate % own if own else 0
+            own_levels = tables.levels(replicas[first : first + own]) if own else None
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
-                spot = BlockSpot(share, own, model, name, dp_levels, levels, stage.compile)
+                spot = BlockSpot(
+                    share, dp, model, name, dp_levels, levels, stage.compile, own_levels
+                )
                 found[spot] = None
         known[key] = tuple(found)
     return known[key]

@@ -55,6 +55,8 @@ class Inner:
     """In how many parts other axes have cut the experts: tokens that came there are sent on."""
     crowd: float = 1.0
     """What comes to the busiest rank, over the mean rank's: all wait for it."""
+    of_replica: bool = False
+    """Whether it goes among the ranks of a replica alone, where replicas train alone."""
 
 
 Operands = Sequence[LocalOperand]

@@ -110,7 +110,8 @@ def _messages(
         kept = zip(op.inputs, strategy.inputs, strict=True)
         whole = sum(p == R and name in _running(op) for name, p in kept)
         return (Inner(Primitive.ALL_GATHER, channels, whole, backward=False),) if whole else ()
-    return tuple(Inner(Primitive.ALL_REDUCE, channels, 2, b) for b in (False, True))
+    return tuple(Inner(Primitive.ALL_REDUCE, channels, 2, b, of_replica=True)
+                 for b in (False, True))  # fmt: skip
 
 
 def _running(op: Op) -> set[str]:

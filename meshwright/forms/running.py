@@ -216,6 +216,13 @@ class Lines:
         copies = [*axes, *(self.model.keys() - set(param.split_on))]
         return not any(self.coordinates[axis] for axis in copies)
 
+    def own_samples(self, shares: Sequence[int]) -> tuple[int, int]:
+        """Returns how many samples of a micro-batch the rank's line along dp_shard has, and how
+        many all of dp; `shares`: those of each coordinate on dp."""
+        size = self.shards.size
+        first = self.copies.coordinate * size
+        return sum(shares[first : first + size]), sum(shares)
+
     @property
     def first_of_replica(self) -> bool:
         """Whether the rank has coordinate 0 on all model axes."""

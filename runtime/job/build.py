@@ -133,8 +133,8 @@ def build_rank(
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
         sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
-        if exchange_of(stage).apart:
-            comm.apart = _own_samples(stage, lines[index])
+        if sync.own_states and exchange_of(stage).apart:
+            comm.apart = lines[index].own_samples(stage.batch_shares)
             here = tensors[index]
             sync.take_buffers([here[name] for name in changed(graph) if name in here])
         if copies:
@@ -151,13 +151,6 @@ def build_rank(
     return RankParts(
         rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners, firsts
     )
-
-
-def _own_samples(stage: Stage, lines: Lines) -> tuple[int, int]:
-    """Samples of a micro-batch that the replica of a rank has along dp_shard, and all of them."""
-    size = lines.shards.size
-    first = lines.copies.coordinate * size
-    return sum(stage.batch_shares[first : first + size]), sum(stage.batch_shares)
 
 
 def _tap(comm: Comm, program: StageProgram, sync: SyncRun) -> Tap:

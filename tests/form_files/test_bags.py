@@ -199,6 +199,51 @@ def test_an_input_names_rows_if_they_are_of_the_same_samples(way: Any, known: bo
     assert table.ids == ("0" if known else "")
 
 
+class Given(nn.Module):
+    """Bags that the batch says, of ids that something is made of before."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.bags, self.made = nn.EmbeddingBag(ROWS, 4, mode="sum"), made
+
+    def forward(self, ids: Tensor, at: Tensor, more: Tensor) -> Tensor:
+        ids, at, beside = self.made(ids, at, more)
+        return self.bags(ids, at).square().mean() + beside
+
+
+@pytest.mark.parametrize(
+    ("made", "cut"),
+    [(lambda ids, at, more: ((ids % 7).long(), at.clone(), 0.0), True),
+     (lambda ids, at, more: (ids + more, at, 0.0), False),
+     (lambda ids, at, more: (ids, at, (ids * 1.0).mean()), False),
+     (lambda ids, at, more: (ids, at, (at * 1.0).mean()), False),
+     (lambda ids, at, more: (ids.flip(0), at, 0.0), False)],
+)  # fmt: skip
+def test_bags_are_cut_where_each_id_is_by_itself_and_read_by_them_alone(
+    made: Any, cut: bool
+) -> None:
+    ids, at = torch.arange(24) % 5, torch.arange(12) * 2
+    found = given_bags(trace(Given(made), (ids, at, torch.arange(24) % 3)))
+    assert found == ({"0": GivenBags("1", last=False)} if cut else {})
+
+
+def test_layouts_that_cut_them_otherwise_are_refused() -> None:
+    """A look-up whose ids lie whole on each replica would read its own, with all places."""
+    graph = trace(model({"mode": "sum"}), batch(0, "given"))
+    plan = plan_of({"mode": "sum"}, "given", "dense")
+    said = "its bags lie where offsets say, and a layout cuts them otherwise"
+
+    def findings(dp: str) -> list[str]:
+        layouts = [
+            replace(x, ops={key: {"dp": dp} if "bag" in key else own for key, own in x.ops.items()})
+            for x in plan.layouts
+        ]
+        return [f.message for f in replace(plan, layouts=tuple(layouts)).verify(graph)]
+
+    assert not any(said in text for text in findings("R|P S(0) S(0) -> S(0) R R R"))
+    assert any(said in text for text in findings("R R R -> R R R R"))
+
+
 class Rescaled(nn.Module):
     """A table with short rows."""
 

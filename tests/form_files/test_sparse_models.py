@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import facts_of_tables, for_tables, zero_of_tables
+from meshwright.forms.sync import facts_of_tables, for_tables, running, zero_of_tables
 from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
@@ -317,6 +317,19 @@ def test_bytes_of_rows_among_copies_of_owners(
         assert rank["gradients"][0] == said["gradients", form]
         assert rank["parameters"][0] == said["parameters", form]
         assert rank["copies"][0] == said["dp_replicate", form] + dense
+
+
+@pytest.mark.parametrize("form", ["late_rows", "late_columns", "owned_rows", "owned_columns"])
+def test_owners_have_their_part_of_two_whatever_copies_they_have(form: str) -> None:
+    """What they do and hold is priced by ranks that own something, and not by all replicas."""
+    said = {"rows": 16 / ROWS, "rows_each": 8 / ROWS, "row_bytes": 32, "prior": 0.5}
+    said = {name: value for name, value in said.items() if name in facts_of_tables(form)}
+    of: Any = running(form)
+    two, with_copies, four = (
+        of.describe(replicas, 1, said, shards=shards).rows
+        for replicas, shards in ((2, 0), (4, 2), (4, 0))
+    )
+    assert two == with_copies != four
 
 
 def test_what_is_late_is_hidden_by_the_next_step() -> None:

@@ -144,9 +144,11 @@ def test_what_they_compute_has_a_price() -> None:
         assert of.work_s(1e6, 0.0, 0) == of.copy_s(1e6) < of.work_s(1e6, 1e12, 0)
         assert of.work_s(0, 2e12, 0) == pytest.approx(2 * of.work_s(0, 1e12, 0))
         assert of.work_s(1e6, 0.0, 9) > of.work_s(1e6, 0.0, 0)
-    # Thick products take what their class takes on such operands.
-    edge = 512
+    # Thick products take what their class takes on such operands, which are packed.
+    edge, curve = 512, replace(curve_of(OpClass.MATMUL, kind), packing=0.5)
+    kind = replace(kind, curves={**kind.curves, OpClass.MATMUL: curve})
+    of = overheads_of(kind)
     work = KernelWork(OpClass.MATMUL, "float32", 2.0 * edge**3, 12.0 * edge**2)
     thick_s = of.work_s(work.nbytes, work.flops, 0, thin=False)
-    packing_s = curve_of(OpClass.MATMUL, kind).packing * of.copy_s(work.nbytes)
+    packing_s = 0.5 * of.copy_s(work.nbytes)
     assert thick_s == pytest.approx(kernel_s(work, kind) + packing_s)

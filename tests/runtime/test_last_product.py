@@ -47,7 +47,8 @@ def test_less_is_predicted_and_tracked() -> None:
     logits = TOKENS * WORDS * 4
     assert plain_tracked - fused_tracked > logits and plain - fused > logits
     # What is inside of a call the tracker does not see: a chunk of logits, and its gradient, which
-    # are not there with all of the rest.
+    # are not there with all of the rest: the optimizer steps when they have gone.
     chunk = rows_at_once(TOKENS, WIDTH, WORDS) * WORDS * 4
     assert chunk == logits // 4
-    assert fused == pytest.approx(fused_tracked + 2 * chunk, rel=0.04)
+    most = fused_tracked + 2 * chunk
+    assert 0.96 * most < fused <= most

@@ -135,9 +135,7 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
     alone = replace(lines, replicas=lines.shards, copies=Peers("dp_replicate", None, 1, 0))
     inner = sync.running(inside).build(slots, alone, stage, store)
     rounds = _Rounds.of(stage.sync.settings if stage.sync else {})
-    size = lines.shards.size
-    first = lines.copies.coordinate * size
-    own, whole = sum(stage.batch_shares[first : first + size]), sum(stage.batch_shares)
+    own, whole = lines.own_samples(stage.batch_shares)
     return _Alone(inner, lines, rounds, own / whole)
 
 
@@ -229,6 +227,7 @@ class _Alone(SyncRun):
         self._return()
         for fragment in self._fragments if self._rounds.outer and not self._differ else ():
             fragment.anchor = [x.detach().clone() for x in fragment.tensors]
+        self._differ |= bool(self._buffers)  # forward changes them, whether or not a step follows
         self._inner.begin()
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
