@@ -98,7 +98,8 @@ def test_statistics_are_summed() -> None:
     norm = op("aten.batch_norm.default", 1, training=True)
     x = value(4, 3, 8, 8)
     found = inner_traffic(norm, parse_strategy("S(2) -> S(2)"), 2, [x], [x])
-    assert found == tuple(Inner(Primitive.ALL_REDUCE, 6, 2, b) for b in (False, True))
+    sums = (Inner(Primitive.ALL_REDUCE, 6, 2, b, of_replica=True) for b in (False, True))
+    assert found == tuple(sums)
     assert inner_traffic(norm, parse_strategy("S(1) -> S(1)"), 2, [x], [x]) == ()
 
 
