@@ -8,6 +8,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import rehash
 
 FIRST = 0.5
 """Of the time, for the search without further pins: if its best plan survives, none is faster."""
@@ -65,4 +66,4 @@ def _step_s(plan: Plan) -> float:
 
 def _said(plan: Plan, part: Part) -> Plan:
     note = f"survives {part}: whatever is lost with it, other ranks hold, too"
-    return replace(plan, notes=(note, *plan.notes))
+    return rehash(replace(plan, notes=(note, *plan.notes)))

@@ -7,6 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.forms.survival import lost_with
+from meshwright.ir.plan import plan_io
 from meshwright.planner.search import surviving as searching
 from meshwright.testing.nets import Net, data
 
@@ -19,6 +20,7 @@ def test_a_search_finds_what_survives():
     assert lost_with(free, two, "any node") == {0: (0, 1)}
     plan = mw.search(graph, two, survives="any node", **asked)
     assert not lost_with(plan, two, "any node") and plan.notes[0].startswith("survives any node")
+    assert plan == plan_io.rehash(plan), "its seal is that of all it says"
     one = mw.Cluster.preset("a100-80", devices_per_node=2)
     with pytest.raises(mw.Infeasible, match=r"no plan was found.*node 0 alone holds"):
         mw.search(graph, one, survives="any node", **asked)
@@ -50,6 +52,7 @@ class Priced:
 )
 def test_the_fastest_that_survives_is_taken(monkeypatch, first, second_s, best_s, searches):
     monkeypatch.setattr(searching, "lost_with", lambda plan, *_: plan.lost)
+    monkeypatch.setattr(searching, "rehash", lambda plan: plan)  # of what is a plan
     asked = []
 
     def solve(pins, limit_s):

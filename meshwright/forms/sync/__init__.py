@@ -55,10 +55,13 @@ def exchange(name: str, replicas: int) -> Exchange:
     return _made(name, replicas, None, usual_store(name, 0), None)
 
 
-def chosen_exchange(name: str, replicas: int, zero: int, settings: _Settings = ()) -> Exchange:
-    """Returns what a form that plans may choose does; `zero`: what is sharded beside it, 0 where
-    there is nobody to share with. Settings that are left out are as its file says."""
-    return _made(name, replicas, (zero, settings), usual_store(name, zero), None)
+def chosen_exchange(
+    name: str, replicas: int, shards: int, zero: int, settings: _Settings = ()
+) -> Exchange:
+    """Returns what a form that plans may choose does, as `exchange_of` for a stage; `shards`: ranks
+    of dp_shard; `zero`: what is sharded beside it, 0 where there is nobody to share with. Settings
+    that are left out are as its file says."""
+    return _made(name, replicas, (zero, settings), usual_store(name, zero), None, (), shards)
 
 
 def stored_exchange(name: str, replicas: int, zero: int, store: str) -> Exchange:
