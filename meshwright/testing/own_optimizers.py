@@ -1,5 +1,6 @@
 """Optimizers as users write and copy them, none of which the product knows."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,12 +46,11 @@ class BlockwiseMomentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps all parameters that have gradients."""
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                state = self.state[p]
-                mean = self._read(state, p).mul_(0.9).add_(p.grad)
-                self._keep(state, mean)
-                p.sub_(mean, alpha=group["lr"])
+        for p, lr in _with_gradient(self):
+            state = self.state[p]
+            mean = self._read(state, p).mul_(0.9).add_(p.grad)
+            self._keep(state, mean)
+            p.sub_(mean, alpha=lr)
 
     def _read(self, state: dict[str, Tensor], p: Tensor) -> Tensor:
         if not state:
@@ -101,14 +101,18 @@ class PairedMomentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps all parameters that have gradients."""
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                zeros = [torch.zeros_like(p), torch.zeros_like(p)]
-                for mean, rate in zip(
-                    self.state[p].setdefault("means", zeros), (0.9, 0.5), strict=True
-                ):
-                    mean.mul_(rate).add_(p.grad)
-                    p.sub_(mean, alpha=group["lr"])
+        for p, lr in _with_gradient(self):
+            zeros = [torch.zeros_like(p), torch.zeros_like(p)]
+            means = self.state[p].setdefault("means", zeros)
+            for mean, rate in zip(means, (0.9, 0.5), strict=True):
+                mean.mul_(rate).add_(p.grad)
+                p.sub_(mean, alpha=lr)
+
+
+def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, float]]:
+    """The parameters that are stepped, each with its rate."""
+    for group in optimizer.param_groups:
+        yield from ((p, group["lr"]) for p in group["params"] if p.grad is not None)
 
 
 def _blocks(x: Tensor, block: int, scale: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from meshwright.ir.errors import MeshwrightError, PlanError
+from meshwright.running.nodes.each_beat import EachBeat
 from meshwright.running.nodes.members import QUIET_BEATS
 from meshwright.runtime.checkpoint.fence import token_of
 from meshwright.runtime.world.failure import BEAT_S
@@ -43,19 +44,15 @@ class Lease:
     _beats_of_other: Stillness = field(default_factory=Stillness)
     """Of whoever has it, since the file is there."""
     _lock: Any = field(default_factory=threading.Lock)
-    _closed: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _looks: EachBeat = field(default_factory=lambda: EachBeat("lease", BEAT_S))
 
     def watch(self) -> None:
         """From here on beats, or looks whether whoever has it does, on a thread."""
-        self._thread = threading.Thread(target=self._watch, name="lease", daemon=True)
-        self._thread.start()
+        self._looks.begin(self.look)
 
     def close(self) -> None:
         """Gives it back, if it is this one's."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._looks.end()
         self.release()
 
     def acquire(self) -> bool:
@@ -143,7 +140,3 @@ class Lease:
         finally:
             own.unlink()
         return True
-
-    def _watch(self) -> None:
-        while not self._closed.wait(BEAT_S):
-            self.look()

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from meshwright.ir.errors import PlanError
+from meshwright.running.nodes.each_beat import EachBeat
 from meshwright.runtime.world.failure import BEAT_S
 from meshwright.runtime.world.stillness import Stillness
 
@@ -44,18 +45,14 @@ class Members:
     """Who has come and has no node yet -> which one it asks for, -1 if any will do."""
     _here: dict[int, _Member] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock)
-    _closed: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _looks: EachBeat = field(default_factory=lambda: EachBeat("nodes", BEAT_S))
 
     def watch(self) -> None:
         """From here on looks at them, on a thread."""
-        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
-        self._thread.start()
+        self._looks.begin(self.look)
 
     def close(self) -> None:
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._looks.end()
 
     def here(self) -> dict[int, int]:
         """Member -> node, of those that are there, without the leader."""
@@ -130,10 +127,6 @@ class Members:
             self._here[number] = _Member(free[0])
             place = {"node": free[0], "start": self.next_start}
             self.store.set(f"place/{number}", json.dumps(place))
-
-    def _watch(self) -> None:
-        while not self._closed.wait(BEAT_S):
-            self.look()
 
 
 @dataclass(eq=False)
