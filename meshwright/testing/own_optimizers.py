@@ -46,9 +46,9 @@ class BlockwiseMomentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps all parameters that have gradients."""
-        for p, lr in _with_gradient(self):
+        for p, grad, lr in _with_gradient(self):
             state = self.state[p]
-            mean = self._read(state, p).mul_(0.9).add_(p.grad)
+            mean = self._read(state, p).mul_(0.9).add_(grad)
             self._keep(state, mean)
             p.sub_(mean, alpha=lr)
 
@@ -101,18 +101,18 @@ class PairedMomentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Steps all parameters that have gradients."""
-        for p, lr in _with_gradient(self):
+        for p, grad, lr in _with_gradient(self):
             zeros = [torch.zeros_like(p), torch.zeros_like(p)]
             means = self.state[p].setdefault("means", zeros)
             for mean, rate in zip(means, (0.9, 0.5), strict=True):
-                mean.mul_(rate).add_(p.grad)
+                mean.mul_(rate).add_(grad)
                 p.sub_(mean, alpha=lr)
 
 
-def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, float]]:
-    """The parameters that are stepped, each with its rate."""
+def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """The parameters that are stepped, each with its gradient and rate."""
     for group in optimizer.param_groups:
-        yield from ((p, group["lr"]) for p in group["params"] if p.grad is not None)
+        yield from ((p, p.grad, group["lr"]) for p in group["params"] if p.grad is not None)
 
 
 def _blocks(x: Tensor, block: int, scale: Tensor) -> Tensor:
