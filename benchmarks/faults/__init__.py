@@ -1,0 +1,1 @@
+"""Jobs under `meshwright run --elastic` whose ranks and nodes have faults."""
