@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.found import simplest
 from meshwright.planner.search.offers import find_searcher
-from meshwright.planner.search.search import run, simplest
+from meshwright.planner.search.take import run
 from meshwright.testing.tiny import Tiny, tiny
 
 CHOICES = 400

@@ -25,7 +25,8 @@ from meshwright.planner.search.handwritten import (
     parse_minimal,
 )
 from meshwright.planner.search.offers import find_searcher
-from meshwright.planner.search.search import run, search_problem
+from meshwright.planner.search.search import search_problem
+from meshwright.planner.search.take import run
 
 
 def complete(

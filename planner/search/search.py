@@ -1,67 +1,49 @@
 """The driver of every search: budget, verification, the best plan so far, evidence, progress."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from typing import Any
 
-from meshwright.forms.retention import check as check_retention
 from meshwright.forms.survival import part_named
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.garbage import rare_collections
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.predicted import Improvement
-from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.route_counts import RouteCounts
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.bounds.bound import forget
-from meshwright.planner.pins.constraints import broken, pinned
-from meshwright.planner.pins.obey import obey
-from meshwright.planner.problem.candidates import build_plan
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.node_order import in_one_order
-from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.planner.search.deadline import TimeUp, check_time, until
+from meshwright.planner.search.deadline import TimeUp, until
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
-from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s, variants
-from meshwright.planner.search.found import SearchLog as SearchLog
-from meshwright.planner.search.found import close_to, pipelines, with_reason
-from meshwright.planner.search.found import simplest as simplest
+from meshwright.planner.search.found import SearchLog, close_to, simplest, with_reason
+from meshwright.planner.search.improve import all_made, improve, relieve, take_first
 from meshwright.planner.search.infeasible import explain, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
-from meshwright.planner.search.objectives import bounds_batch, rating
-from meshwright.planner.search.offers import Offer, check_logs, find_searcher, is_baseline
+from meshwright.planner.search.objectives import bounds_batch
+from meshwright.planner.search.offers import check_logs, find_searcher, is_baseline
 from meshwright.planner.search.options import SearchOptions
-from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.progress import ProgressLine
 from meshwright.planner.search.ranking import Ranking, rank_clusters
-from meshwright.planner.search.relieve import is_short, relieved, short_of
 from meshwright.planner.search.surviving import surviving
+from meshwright.planner.search.take import run
 from meshwright.planner.searchers.exhaustive import count
-from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 
 LATE, LATE_S = 0.25, 2.0
 """Of the time limit, and in seconds, what may be spent beyond it where there is no plan yet, or to
 say why."""
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
-FIRST = 8
-"""Plans of equal stages that are looked at with things on the host: whether that may pay."""
 FINALISTS = 5
 """Plans that are worth running if the fastest is wanted, the best one among them."""
-PROMISING, PIPELINES = 16, 3
-"""Plans, the best of their kind, that are looked at for how much a schedule made for them could
-gain, and the most promising of them, for which one is made. On 39 published profiles and
-clusters the three first by `_promise` held the best schedule of all, within 1 %."""
 
 
 def search(
@@ -164,7 +146,7 @@ def _largest(
         name = _searcher(at, searcher, deadline)
         found = run(at, find_searcher(name)(at), deadline)
         if found.best is None:
-            _relieve(at, found, name, deadline)
+            relieve(at, found, name, deadline)
         return asked.back(_finish(at, found, name)) if found.best else None
 
     best = largest_batch(plan_at, first.batch, unit, lambda: time.monotonic() < deadline)
@@ -218,13 +200,13 @@ def _finalists(
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
         if found.best is None and not found.exhausted:
-            _take_first(free, found, end, shown)
+            take_first(free, found, end, shown)
         if not is_baseline(name):
-            _relieve(free, found, name, end if found.best is None else deadline)
+            relieve(free, found, name, end if found.best is None else deadline)
         if free is not problem:
-            found = _all_made(problem, found, deadline)
+            found = all_made(problem, found, deadline)
         elif not is_baseline(name):
-            _improve(problem, found, deadline)
+            improve(problem, found, deadline)
     if found.best is None:
         raise _why_none(problem, found, searcher, time_limit_s, end)
     best = _finish(problem, found, name, end)
@@ -248,64 +230,6 @@ def _searcher(problem: Problem, name: str, deadline: float = float("inf")) -> st
         return "ilp"
 
 
-def _take_first(problem: Problem, found: SearchLog, end: float, shown: ProgressLine) -> None:
-    """Where time was up before there was a plan: plans of equal stages until one fits."""
-    try:
-        with until(end):
-            for choice in first_choices(problem):
-                _take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
-                shown.update(found.candidates, found.best, found.bound_s)
-                if found.best is not None:
-                    return
-    except TimeUp:
-        return
-
-
-def _relieve(problem: Problem, found: SearchLog, searcher: str, end: float) -> None:
-    """Plans that keep things on the host, where memory is short."""
-
-    def solve(asked: Problem) -> Plan | None:
-        return run(asked, find_searcher(searcher)(asked), end).best
-
-    def first(asked: Problem) -> Plan | None:
-        log = SearchLog()
-        for choice in islice(first_choices(asked), FIRST):
-            _take(asked, Offer(plan=build_plan(asked, obey(asked, choice))), log)
-            if log.best is not None:
-                break
-        return log.best
-
-    if not is_short(found) and problem.objective != "memory":
-        return
-    try:
-        with until(end):
-            least_s = float("inf") if problem.objective == "memory" else found.least_s
-            for plan in relieved(problem, solve, first, least_s):
-                _take(problem, Offer(plan=plan), found)
-            for choice in islice(first_choices(problem), FIRST if problem.rows else 0):
-                base = build_plan(problem, obey(problem, choice))
-                for plan in variants("cached_tables", problem, base):
-                    _take(problem, Offer(plan=plan), found)
-                if found.best is not None:
-                    break
-    except TimeUp:
-        return
-
-
-def _improve(problem: Problem, found: SearchLog, deadline: float) -> None:
-    """What is tried on the best plans of a searcher."""
-    try:
-        with until(deadline):
-            for plan in short_of(found):
-                for name in ("host_memory", "cached_tables"):
-                    for variant in variants(name, problem, plan):
-                        _take(problem, Offer(plan=variant), found)
-            _make_schedules(problem, found, deadline)
-            _finish_best(problem, found, deadline)
-    except TimeUp:
-        return
-
-
 def _why_none(
     problem: Problem, found: SearchLog, searcher: str, time_limit_s: float, end: float
 ) -> Infeasible:
@@ -321,7 +245,7 @@ def _why_none(
         outcome = run(relaxed, find_searcher(_searcher(relaxed, searcher, end))(relaxed), end)
         if outcome.best is None and not outcome.exhausted and time.monotonic() > end:
             raise TimeUp
-        _relieve(relaxed, outcome, _searcher(relaxed, searcher, end), end)
+        relieve(relaxed, outcome, _searcher(relaxed, searcher, end), end)
         return outcome
 
     try:
@@ -335,137 +259,6 @@ def _why_none(
             f"no plan fits and meets the pins {looked}; time was up before it was known which of "
             "them are in conflict: raise time_limit_s to be told"
         )
-
-
-def run(
-    problem: Problem,
-    offers: Iterator[Offer],
-    deadline: float = float("inf"),
-    shown: ProgressLine | None = None,
-) -> SearchLog:
-    """Takes offers until they end, the deadline passes or Ctrl-C; keeps the best legal plan."""
-    found = SearchLog()
-    try:
-        with until(deadline):
-            for offer in offers:
-                _take(problem, offer, found)
-                if shown:
-                    shown.update(found.candidates, found.best, found.bound_s)
-                check_time()
-            found.exhausted = _is_covered(found)
-    except TimeUp:
-        return found
-    except KeyboardInterrupt:
-        if found.best is None:
-            raise
-    return found
-
-
-def _is_covered(found: SearchLog) -> bool:
-    """Whether a search that has ended left nothing that could be better."""
-    if found.open_s is None or found.best is None:
-        return found.open_s in (None, float("inf"))
-    assert found.best.predicted
-    return found.open_s >= found.best.predicted.step_s
-
-
-def _take(problem: Problem, offer: Offer, found: SearchLog) -> None:
-    found.candidates += offer.candidates
-    found.infeasible += offer.infeasible
-    for reason, number in offer.pruned.items():
-        found.pruned[reason] = found.pruned.get(reason, 0) + number
-    found.open_s = found.open_s if offer.open_s is None else offer.open_s
-    found.bound_s = found.bound_s if offer.bound_s is None else offer.bound_s
-    plan = offer.plan
-    if plan is None:
-        return
-    if broken(problem.constraints, plan, problem.graph):
-        found.infeasible += 1
-        return
-    excess = excess_bytes(problem, plan)
-    value = _value(problem, plan)
-    found.note(value, excess, plan)
-    if excess:
-        found.infeasible += 1
-        if found.least_excess is None or excess < found.least_excess[0]:
-            found.least_excess = (excess, plan)
-        return
-    assert plan.predicted
-    found.least_s = min(found.least_s, plan.predicted.step_s)
-    if waits_for_collectives(plan):
-        found.waiting_s = min(found.waiting_s, plan.predicted.step_s)
-    found.keep(value, plan)
-    if found.best is None or value < found.value:
-        check(plan, problem.graph, problem.cluster)
-        check_retention(plan)
-        found.best, found.value = plan, value
-        found.improved.append(_improvement(plan, found))
-
-
-def _improvement(plan: Plan, found: SearchLog) -> Improvement:
-    assert plan.predicted
-    return Improvement(
-        candidates=found.candidates, name=name_of(plan), step_s=plan.predicted.step_s,
-        bound_s=None if found.bound_s is None else float(f"{found.bound_s:.6g}"),
-    )  # fmt: skip
-
-
-def _all_made(problem: Problem, found: SearchLog, deadline: float) -> SearchLog:
-    """The best pipelines with schedules made for them, and nothing else."""
-    made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
-    made.kinds, made.pipelines, made.lean, made.near, made.improved = {}, {}, {}, {}, []
-    made.least_s = made.waiting_s = float("inf")
-    made.open_s = None
-    for plan in pipelines(found)[:PIPELINES]:
-        if made.best is None or time.monotonic() < deadline:
-            new = asked_for(problem, plan)
-            if new:
-                _take(problem, Offer(plan=new), made)
-    return made
-
-
-def _make_schedules(problem: Problem, found: SearchLog, deadline: float) -> None:
-    """Schedules made for the best pipelines, and for what fits under no schedule of a file."""
-    if problem.objective == "memory":
-        return
-    ranked = [(_promise(problem, p), n) for n, p in enumerate(pipelines(found)[:PROMISING])]
-    plans = [pipelines(found)[n] for _, n in sorted(ranked)[:PIPELINES]]
-    for plan in plans:
-        if time.monotonic() < deadline:
-            made = synthesised(problem, plan, below_s=found.least_s)
-            if made:
-                _take(problem, Offer(plan=made), found)
-
-
-def _promise(problem: Problem, plan: Plan) -> float:
-    """By which pipelines are compared: what one takes now and what it might come down to count
-    alike. By the latter alone slow ones go first, of which next to nothing is known."""
-    assert plan.predicted
-    return plan.predicted.step_s * possible_s(problem, plan)
-
-
-def _finish_best(problem: Problem, found: SearchLog, deadline: float) -> None:
-    """The best plan of each kind with what is tried on good plans only, those after them of which
-    that may make the best."""
-    if problem.objective == "memory":
-        return
-    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
-    hopes = {id(plan): hope_s(problem, plan) for _, _, plan in ranked}
-    hopeful = [
-        e for e in ranked[BEST:] if e[2].predicted and hopes[id(e[2])] < e[2].predicted.step_s
-    ]
-    hopeful.sort(key=lambda entry: (entry[1], hopes[id(entry[2])]))
-    for _, excess, plan in (*ranked[:BEST], *hopeful[:BEST]):
-        if not excess and hopes[id(plan)] > CLOSE * found.least_s:
-            continue
-        for variant in finished(problem, plan):
-            _take(problem, Offer(plan=variant), found)
-            if time.monotonic() > deadline:
-                return
-
-
-def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
-    return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
 def _finish(problem: Problem, found: SearchLog, searcher: str, end: float = float("inf")) -> Plan:

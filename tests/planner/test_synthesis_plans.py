@@ -15,7 +15,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES, stages_per_rank
-from meshwright.planner.search import search as searching
+from meshwright.planner.search import improve as searching
 from meshwright.planner.search.found import SearchLog, pipelines
 from meshwright.planner.search.plan_comparison import kind_of
 from meshwright.planner.search.search import search_problem

@@ -20,7 +20,8 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.infeasible import plain_reason
 from meshwright.planner.search.offers import Offer
-from meshwright.planner.search.search import run, search, search_problem
+from meshwright.planner.search.search import search, search_problem
+from meshwright.planner.search.take import run
 from tests.planner.problems import cluster, mlp, problem, traced
 
 
