@@ -5,6 +5,7 @@ import random
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -37,7 +38,8 @@ def killed_at_random(count: int, plan: Path) -> tuple[str, int, int]:
             code = process.wait(_LONG_S)
             runs[name] = read("none", code, "", folder / name)
             if code:
-                return f"{name}: exit code {code}, {runs[name].causes[-1:]}", 0, 0
+                starts = len(runs[name].ranks)
+                return f"{name}: exit code {code}, {runs[name].causes[-3:]}", starts - 1, starts
         killed = (folder / KILLED_SO_FAR).stat().st_size
         return runs["killed"].wrong(runs["whole"].losses), killed, len(runs["killed"].ranks)
 
@@ -45,20 +47,20 @@ def killed_at_random(count: int, plan: Path) -> tuple[str, int, int]:
 def _kill_ranks(
     process: subprocess.Popen[bytes], folder: Path, count: int, chosen: random.Random
 ) -> None:
-    """Each start trains for a random time, then loses a rank."""
-    last = -1
-    for _ in range(count):
-        newest, trained = -1, -2
-        while newest != trained or newest <= last:  # since it may have left, for a device to retry
-            newest = _training(folder / "run")
-            time.sleep(0.1 if newest <= last else chosen.uniform(0.0, 1.5))
-            trained = _training(folder / "run")
-            if process.poll() is not None:
-                return
+    """Each start trains for a random time, then loses a rank that trained."""
+    last, killed = -1, 0
+    while killed < count and process.poll() is None:
+        newest = _training(folder / "run")
         ranks = [p for p in psutil.Process(process.pid).children() if _is_rank(p)]
-        for rank in chosen.sample(ranks, min(len(ranks), 1)):
-            rank.kill()
-        last = newest
+        time.sleep(0.1 if newest <= last else chosen.uniform(0.0, 1.5))
+        # It may have left since, for a device to retry: ranks of the next start are others.
+        if newest <= last or newest != _training(folder / "run") or not ranks:
+            continue
+        rank = chosen.choice(ranks)
+        if not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE:
+            continue
+        rank.kill()
+        last, killed = newest, killed + 1
         with (folder.parent / KILLED_SO_FAR).open("ab") as file:
             file.write(b"x")
 
@@ -72,8 +74,10 @@ def _training(output: Path) -> int:
 
 def _is_rank(process: psutil.Process) -> bool:
     """Started as one, or a spare that has become one: one that waits has a pipe for its input."""
-    if "RANK" in process.environ():
-        return True
-    return spare.__name__ in process.cmdline() and (
-        not os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
-    )
+    with suppress(psutil.NoSuchProcess, FileNotFoundError):  # it has ended
+        if "RANK" in process.environ():
+            return True
+        return spare.__name__ in process.cmdline() and (
+            not os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
+        )
+    return False

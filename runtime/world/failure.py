@@ -37,6 +37,8 @@ BEAT_S = 1.0
 DEAD_S = 12.0
 """A rank that has not beaten while another one looked for so long, a look each beat, is dead.
 Hanging Python code still beats."""
+_PARTS = 10
+"""Of the time between two beats: how often a rank that has taken no step looks whether it does."""
 _BEAT_OPERATIONS, _SHARE = 4, 0.1
 """Of the store, of a rank that beats and looks at its neighbour; and of the store's time, at most,
 for the beats of all ranks."""
@@ -96,7 +98,8 @@ def standing_of(store: Any, rank: int) -> RankStanding | None:
 
 
 class Failures:
-    """Watches this rank and its neighbour; alone, it only names where an exception came from."""
+    """Watches this rank and its neighbour. Alone it tells a launcher where it is; without one it
+    only names where an exception came from."""
 
     def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
         self._rank, self._world, self._progress = rank, world_size, progress
@@ -110,8 +113,9 @@ class Failures:
         self._beat_s = beat_s(world_size)
         self._dead_s = max(DEAD_S, 4 * self._beat_s)
         self._looks = looks_at_all(rank, world_size)
-        if world_size > 1:
-            self._store = launcher_store() or job_store()
+        store = launcher_store() or (job_store() if world_size > 1 else None)
+        if store is not None:
+            self._store = store
             self._beat(0)
             self._thread = threading.Thread(target=self._watch, name="meshwright", daemon=True)
             self._thread.start()
@@ -174,7 +178,7 @@ class Failures:
     def _watch(self) -> None:
         peer = (self._rank + 1) % self._world
         neighbour, count = Stillness(b""), 0
-        while not self._closed.wait(self._beat_s):
+        while not self._rests():
             count += 1
             if self._launcher is not None and os.getppid() != self._launcher:
                 self._leave(f"torchrun (process {self._launcher}) is gone")
@@ -183,7 +187,7 @@ class Failures:
                 if found := first_failure(self._store):
                     self._leave(found.text)
                 self._here.look(self._progress.entered)
-                if self._store.check([_beat_key(peer)]):
+                if peer != self._rank and self._store.check([_beat_key(peer)]):
                     beat = self._store.get(_beat_key(peer))
                     if neighbour.look(beat) * self._beat_s >= self._dead_s:
                         self._judge_silent(peer, loads(beat))
@@ -192,6 +196,18 @@ class Failures:
                 if self._progress.phase != "idle":
                     self._leave(f"the store of the job is gone ({error}); its rank died")
                 return  # the others are done, and so is this rank
+
+    def _rests(self) -> bool:
+        """Until the next beat, or the first step: a rank that is killed soon after it has told of
+        it. Whether it is closed."""
+        if self._progress.entered:
+            return self._closed.wait(self._beat_s)
+        for _ in range(_PARTS):
+            if self._closed.wait(self._beat_s / _PARTS):
+                return True
+            if self._progress.entered:
+                break
+        return False
 
     def _judge_silent(self, peer: int, last: RankStanding) -> None:
         """Publishes why the neighbour does not beat, if it should."""

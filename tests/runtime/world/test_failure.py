@@ -178,9 +178,10 @@ class _Between:
     """Before each look of a watch, something happens; then it ends."""
 
     def __init__(self, *events):
-        self.events = list(events)
+        self.events, self.waited_s = list(events), []
 
     def wait(self, seconds):
+        self.waited_s.append(seconds)
         self.events.pop(0)()
         return not self.events
 
@@ -202,7 +203,7 @@ def _watched(monkeypatch, hang_s, progress, *events):
 
 
 def test_a_pause_of_the_whole_machine_is_no_rank_that_died(monkeypatch):
-    progress, looks = RankProgress(), int(DEAD_S / BEAT_S)
+    progress, looks = RankProgress(entered=1), int(DEAD_S / BEAT_S)
     numbers = count()
 
     def beats(store):
@@ -217,7 +218,7 @@ def test_a_pause_of_the_whole_machine_is_no_rank_that_died(monkeypatch):
 
 
 def test_a_pause_of_the_whole_machine_is_no_hang(monkeypatch):
-    progress, numbers = RankProgress(), count()
+    progress, numbers = RankProgress(entered=1), count()
 
     def stands(store):
         store.set("meshwright/beat/1", dumps(standing(progress), next(numbers)))
@@ -231,3 +232,26 @@ def test_a_pause_of_the_whole_machine_is_no_hang(monkeypatch):
     assert not _watched(monkeypatch, hang_s, progress, *once, *once)
     found = _watched(monkeypatch, hang_s, progress, *once, stands)
     assert found.kind == "hung" and "no progress for 4 s" in found.text
+
+
+def test_a_rank_that_is_alone_tells_a_launcher_of_its_first_step_at_once(monkeypatch):
+    """A job that is left with one rank would else have taken no step, whenever that is killed."""
+    store, progress = dist.HashStore(), RankProgress()
+    monkeypatch.setattr(failure, "launcher_store", lambda: store)
+    found = Failures(0, 1, progress, 1e9)
+    found.close()
+    told = []
+
+    def looks(_):
+        told.append(failure.standing_of(store, 0).step)
+
+    def steps(_):
+        progress.at(7, "0F0", "running")
+
+    events = (looks, looks, steps, looks)  # parts of the first beat; then it has beaten
+    found._closed = _Between(*(partial(event, store) for event in events))
+    found._watch()
+    assert told == [0, 0, 7]
+    assert found._closed.waited_s == [BEAT_S / 10] * 3 + [BEAT_S]
+    monkeypatch.setattr(failure, "launcher_store", lambda: None)
+    assert Failures(0, 1, progress, 1e9)._thread is None, "nobody is there to be told"
