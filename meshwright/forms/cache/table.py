@@ -4,12 +4,14 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.cache.beside import Beside
 from meshwright.forms.cache.moving import ByRow, RowsOnHost
 from meshwright.forms.cache.policies import Floats, policy
 from meshwright.forms.cache.slots import Ints, SlotMap, SlotMoves, TooFewSlots
@@ -90,6 +92,7 @@ class CachedTable(OwnedTable):
         self._counts = counts
         self.moving = RowsOnHost(shard, slots, link, whole.device)
         self._on_host = link.apart
+        self._beside = Beside(whole.device)
         self._now: _InSlots | None = None
         """Of the batch that is trained on, whose rows are held."""
         self._ahead: deque[_InSlots] = deque()
@@ -104,6 +107,12 @@ class CachedTable(OwnedTable):
     def foresee(self, rows: Tensor) -> None:
         """Those that fit beside what is held come while others are trained on; of a batch that does
         not fit whole, none do."""
+        if self._on_host:
+            self._beside.begin(partial(self._foresee, rows))
+        else:
+            self._foresee(rows)
+
+    def _foresee(self, rows: Tensor) -> None:
         if len(self._ahead) >= self.depth:
             return
         none = _InSlots.of(rows[:0], _NOTHING, _NOTHING)
@@ -120,6 +129,7 @@ class CachedTable(OwnedTable):
         self._ahead.append(_InSlots.of(rows, own, moves.at))
 
     def admit(self, rows: Tensor) -> None:
+        self._beside.join()
         if self._warm:
             self._fill()
         self._release_now()
@@ -195,10 +205,12 @@ class CachedTable(OwnedTable):
         self._ahead.clear()
 
     def over(self) -> None:
+        self._beside.join()
         self._let_go()
         self._release_now()
 
     def owned(self, rows: Tensor) -> Tensor:
+        self._beside.join()
         now = self._now
         # Several ranks ask for a row several times, in an order of their own.
         if now is not None and now.named is rows and self.owners == 1:
@@ -213,6 +225,7 @@ class CachedTable(OwnedTable):
         )
 
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
+        self._beside.join()
         if self._now is None or self._now.named is not found:
             own = self._numbers(found)
             if (self.map.at(own) < 0).any():  # of batches that were accumulated
@@ -222,6 +235,7 @@ class CachedTable(OwnedTable):
         return SomeRows(made.of, made.rows, made.part, _KeptInSlots(self, made.rows))
 
     def flush(self) -> None:
+        self._beside.join()
         rows, at = self.map.changed_rows()
         if len(rows):
             self.moving.leave(torch.from_numpy(rows), torch.from_numpy(at))
@@ -230,9 +244,11 @@ class CachedTable(OwnedTable):
 
     @property
     def is_flushed(self) -> bool:
+        self._beside.join()
         return self.moving.is_still and not self.map.changed.any()
 
     def forget(self) -> None:
+        self._beside.join()
         self._ahead.clear()
         self._now = None
         self.map.clear()
@@ -245,10 +261,12 @@ class CachedTable(OwnedTable):
 
     @property
     def kept(self) -> list[Tensor]:
+        self._beside.join()
         return self.moving.here
 
     @property
     def found(self) -> tuple[Found, ...]:
+        self._beside.join()
         had = self.map.counts
         return (Found(self.path, self.map.slots, had.rows, had.rows_here, had.written),)
 
