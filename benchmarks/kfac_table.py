@@ -5,7 +5,8 @@ python -m benchmarks.kfac_table
 Four models on 64 RTX 2080 Ti with 100 Gb/s InfiniBand. Given are the component times of D-KFAC, the
 factors' sizes, the authors' constants of a broadcast and of an all-reduce's start, and the table's
 column of inverses that are not shared out. Predicted are inverses that are shared out (in turn, and
-as SPD-KFAC's code shares them), the step of MPD-KFAC, and what sending factors as forward and backward go on saves:
+as SPD-KFAC's code has it), the step of MPD-KFAC, and what sending factors as forward and backward
+go on saves:
 `forms.sync.kfac` as a table of what is sent, priced and played by the cost model. How much messages
 and kernels slow each other down is set by ResNet-50's column of that alone; the other models' are
 predicted.
@@ -264,7 +265,7 @@ class Told:
     in_turn: float
     by_code: float
     by_rule: float
-    """As the paper has it, which nobody has run."""
+    """As the paper has it."""
     ours: float
     """Inverses, placed by `forms.placing`."""
     mpd: float
