@@ -187,7 +187,7 @@ def test_adapters_go_beside_a_table_with_a_cache() -> None:
         assert found[0] == pytest.approx(wanted[0], rel=1e-10)
         assert all((found[1][name] - x).abs().max() <= 1e-12 for name, x in wanted[1].items())
     frozen = TABLE + "weight"
-    with pytest.raises(PlanError, match="words.weight is frozen; nearest: store on_host or"):
+    with pytest.raises(PlanError, match=r"words.weight is frozen; nearest: store on_host or"):
         rows_trained(stored(1, frozen, cached), False)
     wanted = rows_trained(stored(1, frozen, None), False)
     with shaped(1e9):
