@@ -1,4 +1,4 @@
-"""Bounds where modules differ in precision: below every plan's step, in as much memory as it takes."""
+"""Bounds where modules differ in precision: below each plan, in as much memory as it takes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
