@@ -95,7 +95,8 @@ class ShapedLink(HostLink):
 
     def _copy(self, to: Way, source: Tensor, target: Tensor) -> Waitable:
         if to not in self._ways:
-            self._ways[to] = jobs = queue.SimpleQueue()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            self._ways[to] = jobs
             thread = threading.Thread(target=self._carry, args=(jobs,), daemon=True)
             thread.start()
             # A thread that still copies while Python goes away would end the process by a signal.
