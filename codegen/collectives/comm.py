@@ -17,6 +17,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.line import Alone, GroupLine, Line
 from meshwright.codegen.collectives.meter import Meter
 from meshwright.codegen.collectives.primitives import DimShares, begin, run
+from meshwright.forms.rows_here import RowsHere
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.op_messages import SHIFT
 
@@ -42,10 +43,10 @@ class AxisConversion(NamedTuple):
     keeps: bool
 
 
-RowsHere = Callable[[str], Tensor | None]
+RowsOf = Callable[[str], RowsHere | None]
 
 
-def _no_rows(path: str) -> Tensor | None:
+def _no_rows(path: str) -> RowsHere | None:
     return None
 
 
@@ -91,8 +92,8 @@ class Comm:
         """For the meter."""
         self.kernels: frozenset[str] = frozenset()
         """Fused ones that the plan has places for."""
-        self.rows_here: RowsHere = _no_rows
-        """Numbers of the rows that blocks have of a table, by its path, ascending."""
+        self.rows_here: RowsOf = _no_rows
+        """Rows that blocks have of a table, by its path; None: all."""
         self.tap: Tap = _no_tap
         """Of a layer in `block`: number of its weight among the block's parameters, what it made,
         what it read, and its window."""

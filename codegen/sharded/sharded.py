@@ -54,14 +54,8 @@ def embedding(
 
 def places(comm: Comm, indices: Tensor, path: str) -> Tensor:
     """Where rows of a table stand among those that are here."""
-    rows = comm.rows_here(path)
-    if rows is None:
-        return indices
-    found = torch.searchsorted(rows, indices)
-    known = rows[found.clamp(max=len(rows) - 1)] == indices if len(rows) else found < 0
-    # A rank has asked for all that its inputs name: what is not among those is no row.
-    torch._assert_async(known.all(), f"an index of {path} is out of range")
-    return found.to(indices.dtype)
+    here = comm.rows_here(path)
+    return indices if here is None else here.places(indices)
 
 
 def looked_up(
@@ -90,8 +84,9 @@ def bags_looked_up(
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Bags of this rank's samples, from a table of which only some rows are here."""
-    rows, padding_idx = comm.rows_here(path), None if padding_idx == -1 else padding_idx
-    if rows is not None and padding_idx is not None:
+    here, padding_idx = comm.rows_here(path), None if padding_idx == -1 else padding_idx
+    if here is not None and padding_idx is not None:
+        rows = here.rows
         place = int(torch.searchsorted(rows, padding_idx))
         is_here = place < len(rows) and int(rows[place]) == padding_idx
         padding_idx = place if is_here else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from torch import Tensor
 
+from meshwright.forms.rows_here import RowsHere
 from meshwright.forms.running import (
     BucketSizes,
     Found,
@@ -68,7 +69,7 @@ class AroundRun(SyncRun):
     def found(self) -> tuple[Found, ...]:
         return self.inner.found
 
-    def rows_here(self, path: str) -> Tensor | None:
+    def rows_here(self, path: str) -> RowsHere | None:
         return self.inner.rows_here(path)
 
     def tap(

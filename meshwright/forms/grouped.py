@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meshwright.forms.copies import CopiedRun, stepped_slots
 from meshwright.forms.folding import folded_groups
+from meshwright.forms.rows_here import RowsHere
 from meshwright.forms.running import (
     BucketSizes,
     Found,
@@ -181,7 +182,7 @@ class GroupedRun(SyncRun):
             if run.reads_batches:
                 run.look_up(batch)
 
-    def rows_here(self, path: str) -> Tensor | None:
+    def rows_here(self, path: str) -> RowsHere | None:
         found = (run.rows_here(path) for run in self._runs)
         return next((rows for rows in found if rows is not None), None)
 

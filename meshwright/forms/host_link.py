@@ -7,6 +7,7 @@ as `2GB/s`). Then each way is a thread that takes as long as such a link, and wh
 counts as no memory of the device: plans for GPUs can so be run and measured without one.
 """
 
+import atexit
 import os
 import queue
 import threading
@@ -87,24 +88,27 @@ class ShapedLink(HostLink):
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
-        self._ways: dict[Way, queue.SimpleQueue[_Job]] = {}
+        self._ways: dict[Way, queue.SimpleQueue[_Job | None]] = {}
 
     def room(self, like: Tensor) -> Tensor:
         return _noted(super().room(like))
 
     def _copy(self, to: Way, source: Tensor, target: Tensor) -> Waitable:
         if to not in self._ways:
-            self._ways[to] = queue.SimpleQueue()
-            threading.Thread(target=self._carry, args=(self._ways[to],), daemon=True).start()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            self._ways[to] = jobs
+            thread = threading.Thread(target=self._carry, args=(jobs,), daemon=True)
+            thread.start()
+            # A thread that still copies while Python goes away would end the process by a signal.
+            atexit.register(_end, os.getpid(), jobs, thread)
         job = _Job(source.detach(), target.detach())
         self._ways[to].put(job)
         return job
 
     @torch.no_grad()
-    def _carry(self, jobs: "queue.SimpleQueue[_Job]") -> None:
+    def _carry(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:
         free = 0.0
-        while True:
-            job = jobs.get()
+        while (job := jobs.get()) is not None:
             assert job.tensors is not None
             source, target = job.tensors
             # A sleep that was too long makes up for itself in the next copy.
@@ -120,6 +124,14 @@ class ShapedLink(HostLink):
             job.over.set()
 
 
+def _end(process: int, jobs: "queue.SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+    if process == os.getpid():  # a forked one has no such thread
+        jobs.put(None)
+        thread.join(_LAST_S)
+
+
+_LAST_S = 10.0
+"""For copies that nobody has waited for when a process ends."""
 _LATE_S = 2e-3
 """By which a thread may wake up late."""
 

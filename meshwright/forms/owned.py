@@ -12,6 +12,7 @@ from torch import Tensor
 from meshwright.forms.flat import held_whole, sum_over_copies
 from meshwright.forms.owned_table import OwnedTable
 from meshwright.forms.row_messages import Arriving, start_parts
+from meshwright.forms.rows_here import NamedRows, RowsHere
 from meshwright.forms.running import (
     Found,
     Held,
@@ -30,14 +31,19 @@ from meshwright.ir.profile.measured import Purpose
 class AskedRows:
     """What owners know of the rows of a table that ranks want."""
 
-    rows: Tensor
-    """Of this rank, ascending."""
+    named: NamedRows
+    """Of this rank."""
     owned: list[int]
     """How many of them each rank owns."""
     found: Tensor
     """Numbers of the rows of this rank that ranks want, rank after rank."""
     counts: list[int]
     """How many each."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Those of this rank, ascending."""
+        return self.named.rows
 
 
 _Counts = Sequence[Sequence[int]]
@@ -49,18 +55,28 @@ class _Asking:
     """Telling owners which of their rows this rank wants: how many, then their numbers. What it
     takes goes on beside what is called in between."""
 
-    def __init__(self, start: _Start, tables: Sequence[OwnedTable], rows: Sequence[Tensor]) -> None:
-        size, self._start, self._rows = tables[0].owners, start, rows
-        each = list(zip(tables, rows, strict=True))
-        mine = torch.stack([table.counts(own) for table, own in each])
-        self._told = [table.told(own) for table, own in each]
+    def __init__(
+        self, start: _Start, tables: Sequence[OwnedTable], named: Sequence[NamedRows]
+    ) -> None:
+        size, self._start, self._named = tables[0].owners, start, named
+        self._numbers: Arriving | None = None
+        self._known: list[AskedRows] | None = None
+        if size == 1:  # who is alone asks itself
+            self._known = [AskedRows(x, [len(x.rows)], x.rows, [len(x.rows)]) for x in named]
+            return
+        each = list(zip(tables, named, strict=True))
+        mine = torch.stack([table.counts(own.rows) for table, own in each])
+        self._told = [table.told(own.rows) for table, own in each]
         ones = [1] * size
         self._owned: list[list[int]] = mine.tolist()
         self._theirs = start([mine.T.contiguous()], [ones], [ones])
-        self._numbers: Arriving | None = None
-        self._known: list[AskedRows] | None = None
 
-    def tell_numbers(self) -> Arriving:
+    def go_on(self) -> None:
+        """Owners get to know numbers, unless they know."""
+        if self._known is None:
+            self._tell_numbers()
+
+    def _tell_numbers(self) -> Arriving:
         """Owners get to know them, once they know how many."""
         if self._numbers is None:
             (theirs,) = self._theirs.values()
@@ -72,8 +88,8 @@ class _Asking:
         """What they know, when they know all."""
         if self._known is not None:
             return self._known
-        found = self.tell_numbers().values()
-        each = zip(self._rows, self._owned, map(torch.cat, found), self._counts, strict=True)
+        found = self._tell_numbers().values()
+        each = zip(self._named, self._owned, map(torch.cat, found), self._counts, strict=True)
         self._known = [AskedRows(*one) for one in each]
         return self._known
 
@@ -110,7 +126,7 @@ class OwnedRows(SyncRun):
         self._leaving: Arriving | None = None
         """Gradients on their way to owners."""
 
-    def rows_here(self, path: str) -> Tensor | None:
+    def rows_here(self, path: str) -> RowsHere | None:
         table = self._by_path.get(path)
         return None if table is None else table.here
 
@@ -180,17 +196,18 @@ class OwnedRows(SyncRun):
         self._widened = True
 
     def _widen(self, batch: Samples, *, trained: bool) -> None:
-        before = [(t.here, t.slot.whole.grad) for t in self._tables]
+        before = [(t.here.rows, t.slot.whole.grad) for t in self._tables]
         rows = self._read(batch)
-        both = [torch.cat([own, more]) for (own, _), more in zip(before, rows, strict=True)]
-        self._fetch([x.unique() for x in both], trained=trained)  # type: ignore[no-untyped-call]
+        both = [torch.cat([own, x.rows]) for (own, _), x in zip(before, rows, strict=True)]
+        every = [x.unique() for x in both]  # type: ignore[no-untyped-call]
+        self._fetch([NamedRows(x) for x in every], trained=trained)
         for table, (own, gradient) in zip(self._tables, before, strict=True):
             if gradient is not None:
                 found = torch.zeros_like(table.slot.whole.detach())
-                found.index_copy_(0, torch.searchsorted(table.here, own), gradient)
+                found.index_copy_(0, torch.searchsorted(table.here.rows, own), gradient)
                 table.slot.whole.grad = found
 
-    def _read(self, batch: Samples) -> list[Tensor]:
+    def _read(self, batch: Samples) -> list[NamedRows]:
         return [table.rows(batch) for table in self._tables]
 
     def _are_here(self, batch: Samples) -> None:
@@ -215,12 +232,12 @@ class OwnedRows(SyncRun):
             "gradients",
         )
         if self._asking is not None:
-            self._asking.tell_numbers()
+            self._asking.go_on()
         return leaving
 
     @torch.no_grad()
     def finish(self) -> None:
-        asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
+        asked = self._asked or self._ask([t.here.named for t in self._tables], "gradients")
         leaving, self._leaving = self._leaving or self._leave(asked), None
         self._some = []
         for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
@@ -299,7 +316,7 @@ class OwnedRows(SyncRun):
         for table in self._tables:
             table.drop()
 
-    def _fetch(self, rows: Sequence[Tensor], *, trained: bool = True) -> None:
+    def _fetch(self, rows: Sequence[NamedRows], *, trained: bool = True) -> None:
         """Blocks get these rows."""
         self._answer(self._ask(rows, "parameters"), trained=trained)
 
@@ -317,13 +334,13 @@ class OwnedRows(SyncRun):
             "parameters",
         )
         for (table, one), parts in zip(each, arriving.values(), strict=True):
-            table.put(one.rows, table.joined(parts))
+            table.put(one.named, table.joined(parts))
 
-    def _ask(self, rows: Sequence[Tensor], purpose: Purpose) -> list[AskedRows]:
+    def _ask(self, rows: Sequence[NamedRows], purpose: Purpose) -> list[AskedRows]:
         """Owners get to know numbers of their rows that this rank wants."""
         return self._begin_to_ask(rows, purpose).end()
 
-    def _begin_to_ask(self, rows: Sequence[Tensor], purpose: Purpose) -> _Asking:
+    def _begin_to_ask(self, rows: Sequence[NamedRows], purpose: Purpose) -> _Asking:
         return _Asking(partial(self._start, purpose=purpose), self._tables, rows)
 
     def _start(

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.flat import chunk_rows, frozen, trainable
+from meshwright.forms.row_messages import joined
 from meshwright.forms.rows import torn_rows
+from meshwright.forms.rows_here import NamedRows, RowsHere
 from meshwright.forms.running import Found, Held, Lines, ParameterStore, Samples, Slot, SomeRows
 from meshwright.forms.sync import ids_of
 from meshwright.ir.errors import PlanError
@@ -49,8 +51,8 @@ class OwnedTable:
         self.start = 0
         """The first row that the rank has."""
         self.shard, self.held = self._own_part(whole, lines)
-        self.here = torch.empty(0, dtype=torch.int64)
-        """Numbers of the rows that blocks have, ascending."""
+        self.here = RowsHere(self.path, NamedRows(torch.empty(0, dtype=torch.int64)))
+        """Rows that blocks have."""
         self._row = whole.shape[1:]
         self.drop()
 
@@ -62,20 +64,13 @@ class OwnedTable:
         primary = lines.is_primary(param, "dp_replicate")
         return shard, Held(param, lines.stage, shard, (self.start, stop), primary)
 
-    def rows(self, batch: Samples) -> Tensor:
-        """Those that a batch of this rank reads, ascending."""
-        found: Tensor = self._named(batch).unique()  # type: ignore[no-untyped-call]
-        return found[(found >= 0) & (found < self.count)]
+    def rows(self, batch: Samples) -> NamedRows:
+        """Those that a batch of this rank reads."""
+        return NamedRows.of(self._named(batch), self.count)
 
     def has_all(self, batch: Samples) -> bool:
         """Whether blocks have all rows that a batch of this rank reads."""
-        ids = self._named(batch)
-        if not len(self.here):
-            return not len(self.rows(batch))
-        places = torch.searchsorted(self.here, ids).clamp_(max=len(self.here) - 1)
-        # What is no row is refused where it is looked up.
-        known = (self.here[places] == ids) | (ids < 0) | (ids >= self.count)
-        return bool(known.all())
+        return self.here.has(self._named(batch), self.count)
 
     def _named(self, batch: Samples) -> Tensor:
         if self._ids not in batch:
@@ -83,15 +78,16 @@ class OwnedTable:
             raise PlanError(f"{self._form} reads rows from input {self._ids!r}; given are {given}")
         return batch[self._ids].detach().to(self._device).flatten().long()
 
-    def put(self, rows: Tensor, values: Tensor) -> None:
+    def put(self, named: NamedRows, values: Tensor) -> None:
         """Blocks have these rows from now on, and no gradient of them."""
         self.slot.whole.grad = None
-        self.here, self.slot.whole.data = rows, values
+        self.here, self.slot.whole.data = RowsHere(self.path, named), values
 
     def drop(self) -> None:
         """Blocks have none."""
         nothing = self.slot.whole.detach().new_empty((0, *self._row))
-        self.put(torch.empty(0, dtype=torch.int64, device=self._device), nothing)
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        self.put(NamedRows(none), nothing)
 
     knows_all = False
     """What one owner is told, all are."""
@@ -162,7 +158,10 @@ class OwnedTable:
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
         """The rows of which gradients came, from each rank, with their sums."""
         if len(parts) == 1:  # a rank tells each of its rows once
-            part = nn.Parameter(self.owned(found))
+            here = self.slot.whole.detach()
+            # What blocks have of them is that, and nobody reads it again.
+            is_here = found is self.here.rows and here.dtype == self.shard.dtype
+            part = nn.Parameter(here if is_here else self.owned(found))
             part.grad = parts[0].contiguous()
             return SomeRows(self.shard, found - self.start, part)
         rows, places = found.unique(return_inverse=True)  # type: ignore[no-untyped-call]
@@ -189,4 +188,4 @@ class OwnedTable:
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows, of which each rank has sent what it owns."""
-        return torch.cat(list(parts))
+        return joined(parts)

@@ -56,6 +56,11 @@ class _Own:
         return [list(of) for of in self.parts]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Returns parts one after the other; one alone as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class Arriving:
     """Parts of several tensors that are on their way."""
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.forms.rows_here import RowsHere
 from meshwright.ir.comm.collective import Notes
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.param import Param
@@ -20,7 +21,7 @@ SyncState = Mapping[str, Any]
 """Tensors, and numbers, texts, lists and dicts of them, by name."""
 Samples = Mapping[str, Tensor]
 """Inputs of the model by name: what this rank reads of them, of all micro-batches in order, where
-the user's batch lies."""
+the user's batch lies. They may be the user's own tensors, which are another batch's later."""
 
 
 class LaterStep(Protocol):
@@ -333,8 +334,8 @@ class SyncRun:
     def look_up(self, batch: Samples) -> None:
         """Only the loss of a batch is wanted: what it reads of tables is there beside what is."""
 
-    def rows_here(self, path: str) -> Tensor | None:
-        """Returns numbers of the rows that blocks have of a table, ascending; None: all."""
+    def rows_here(self, path: str) -> RowsHere | None:
+        """Returns the rows that blocks have of a table; None: all."""
         return None
 
     def tap(

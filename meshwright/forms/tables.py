@@ -4,7 +4,7 @@ wrong."""
 from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.storage import keeps_rows
+from meshwright.forms.storage import keeps_rows, without_parameters
 from meshwright.forms.sync import (
     exchange_of,
     facts_of_tables,
@@ -32,11 +32,16 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
         if not any(reads_some_rows(view) for view in views_of(stage)):
             continue
         names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
+        frozen = {graph.tensors[n].fqn for n in names if not graph.tensors[n].requires_grad}
         for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
             view, ids = stage_for(stage, path), tables.get(path, "")
             for form, told in ids_of(view).items():
                 key = "sync" if form == view.sync_form else "store"
-                if told != ids or not ids:
+                if path in frozen:
+                    has = f"stage {index}: {form} has rows that are trained, and {path} is frozen"
+                    stores = f"store {' or '.join(without_parameters())}, or none, for {path}"
+                    yield Finding(key, has, stores if key == "store" else f"no sync for {path}")
+                elif told != ids or not ids:
                     message = f"stage {index}: {form} has the rows of {path} that input "
                     near = f"no {key} for {path}, which is read otherwise too"
                     yield Finding(

@@ -302,11 +302,14 @@ class BlockRates:
             self._device(case).is_apart,
         )
         if key not in self._held:
-            stored, trained, frozen = self._parameters(case, fold)
+            stored, trained, frozen, wide = self._parameters(case, fold)
             shard = mesh.dp_shard
             copies = update(self.problem.optimizer).copies
             parameters = stored - trained - frozen
-            parameters = parameters + exchange.parameter_bytes(1.0, shard) * trained
+            parameters = parameters + exchange.parameter_bytes(1.0, shard) * (trained - wide)
+            if wide.any():
+                of_wide = mesh.exchange_as_stepped.parameter_bytes(1.0, shard)
+                parameters = parameters + of_wide * wide
             parameters = parameters + frozen / exchange.parts("parameters", shard)
             gone = exchange.hosted if self._device(case).is_apart else ()
             parameters = trained * 0.0 if "parameters" in gone else parameters
@@ -318,10 +321,11 @@ class BlockRates:
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]
 
-    def _parameters(self, case: Case, fold: Fold | None) -> tuple[Matrix, Matrix, Matrix]:
-        """Bytes of all that is stored, of the trained ones and of those that are not."""
+    def _parameters(self, case: Case, fold: Fold | None) -> tuple[Matrix, ...]:
+        """Bytes of all that is stored, of the trained ones and of those that are not; and of
+        trained ones that blocks read as they are stepped, beside copies of others."""
         costs, tables = self.runs.bytes_of(case.at), self.problem.tables
-        stored, trained, frozen = (np.zeros(len(self.kinds)) for _ in range(3))
+        stored, trained, frozen, wide = (np.zeros(len(self.kinds)) for _ in range(4))
         folds = self.runs.foldings(case.at)
         for index, kind in enumerate(self.kinds):
             block = self.runs.blocks[kind.block]
@@ -332,7 +336,8 @@ class BlockRates:
                     stored[index] += nbytes
                     trained[index] += nbytes * (name in tables.trained)
                     frozen[index] += nbytes * (name in tables.frozen)
-        return stored, trained, frozen
+                    wide[index] += nbytes * (name in tables.as_stepped)
+        return stored, trained, frozen, wide
 
 
 def _key_of(runs: RunCosts, number: int) -> object:

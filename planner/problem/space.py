@@ -84,6 +84,11 @@ class Mesh:
             return copied(stored_exchange(name, self.dp, self.zero, self.store), self.numbers)
         return copied(exchange(name, self.dp), self.numbers)
 
+    @cached_property
+    def exchange_as_stepped(self) -> Exchange:
+        """The same for parameters that blocks read as they are stepped, beside copies of others."""
+        return replace(self, numbers=precision(AS_TRACED)).exchange
+
     def folded(self, fold: Fold) -> "Mesh":
         """The mesh as it is for parameters for which axes are one with dp_shard."""
         if not fold:

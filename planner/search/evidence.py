@@ -45,7 +45,7 @@ def with_evidence(
         seed=problem.seed,
         candidates=found.candidates,
         infeasible=found.infeasible,
-        exhausted=found.exhausted and not _differ(problem),
+        exhausted=found.exhausted and not _differ(problem) and not _of_modules(problem),
         pruned={reason: n for reason, n in sorted(found.pruned.items()) if n},
         bound_s=bound,
         gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else None,
@@ -75,7 +75,8 @@ def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
     """
     if _differ(problem):
         return 0.0  # bounds are of plans that treat all parameters of a stage alike
-    waits = waits_for_collectives(best)
+    # Searchers take modules that differ in precision alike, and so know no bound.
+    waits = waits_for_collectives(best) and not _of_modules(problem)
     of = {"waits": blocks_wait(best), "late": chooses_sync(best)}
     known_s = found.bound_s if waits else None
     if len(problem.graph.blocks) > DEEP and (found.bound_s is None or not blocks_wait(best)):
@@ -97,8 +98,12 @@ def _differ(problem: Problem) -> bool:
     """Whether plans may be other than those that searchers judge: parameters of a stage may differ,
     or training may be changed."""
     apart = any(isinstance(item, ParametersAs) for item in problem.constraints)
-    apart = apart or bool(problem.tables.numbers.within)
     return apart or bool(problem.allow) or problem.rows is not None
+
+
+def _of_modules(problem: Problem) -> bool:
+    """Whether modules differ in precision."""
+    return bool(problem.tables.numbers.within)
 
 
 def _versions() -> dict[str, str]:

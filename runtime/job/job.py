@@ -435,7 +435,7 @@ class Job:
         """What this rank reads of a batch, if a form of it asks."""
         if batch is None or not self._forms_read_batches:
             return None
-        return flatten_batch(batch) if sharded else self._cutter.shard(batch)
+        return flatten_batch(batch) if sharded else self._cutter.read(batch)
 
     def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
         """Runs the schedule; the loss of the whole job."""

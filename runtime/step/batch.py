@@ -70,10 +70,19 @@ class BatchCutter:
         return sorted({sample for span in spans for sample in range(*span)})
 
     def shard(self, batch: Batch) -> dict[str, Tensor]:
-        """This rank's samples of a global batch, by input name."""
+        """This rank's samples of a global batch, by input name: copies."""
+        return self._sharded(self._checked(batch, self._plan.global_batch_size))
+
+    def read(self, batch: Batch) -> dict[str, Tensor]:
+        """The same for whoever reads them at once: parts of the batch itself where they can be."""
         values = self._checked(batch, self._plan.global_batch_size)
-        index = torch.tensor(self._own, dtype=torch.int64)
+        if len(self._own_runs) != 1:
+            return self._sharded(values)
+        return {name: self._of_samples(name, values, self._own_runs) for name in values}
+
+    def _sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         lie = self._bags.keys() | self._places.keys()
+        index = torch.tensor(self._own, dtype=torch.int64)
         return {
             name: self._of_samples(name, values, self._own_runs) if name in lie
             else x.index_select(0, index.to(x.device)) if self._is_batch(name) else x

@@ -1,20 +1,24 @@
 """LoRA as users of peft have it: searched, trained as in one process, saved and loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.adapters.files import load_adapter, save_adapter
+from meshwright.forms.host_link import shaped
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES, ModelCase
@@ -114,3 +118,78 @@ def test_a_search_a_run_and_files_that_peft_reads(tmp_path: Path) -> None:
 def _base_of(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.base_model.model.state_dict()  # type: ignore[union-attr,operator]
     return {name.replace(".base_layer", ""): x for name, x in state.items() if "lora_" not in name}
+
+
+TABLE = "base_model.model.words."
+SAVED = TABLE + "modules_to_save.default.weight"
+ROWS = 60
+
+
+class WithTable(nn.Module):
+    """A table, and a layer that gets an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden = nn.Embedding(ROWS, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.hidden(self.words(ids).mean(1)), y)
+
+
+def with_table(*, trained: bool) -> nn.Module:
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=2, target_modules=["hidden"], modules_to_save=["words"] if trained else None
+    )
+    model: nn.Module = peft.get_peft_model(WithTable().double(), config)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(p, std=0.1)
+    return model
+
+
+def of_words(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, ROWS, (BATCH, 3), generator=draw)
+    return ids, torch.randn(BATCH, 3, generator=draw, dtype=torch.float64)
+
+
+def stored(ranks: int, path: str, store: FormChoice | None) -> Plan:
+    problem = make_problem(
+        trace(with_table(trained=path == SAVED), of_words(0)), Cluster.local(ranks),
+        optimizer="sgd", precision="fp64",
+    )  # fmt: skip
+    more = {"dp_shard": ranks, "zero": 1} if ranks > 1 else {}
+    plan = build_plan(problem, uniform_choice(problem, **more), predict=False)
+    sync = FormChoice(form="owned_rows", settings={"ids": "0"}) if ranks > 1 else None
+    said = {path: ParameterChoice(zero=1 if sync else 0, sync=sync, store=store)} if store else {}
+    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+
+
+def rows_trained(plan: Plan, trained: bool) -> tuple[list[float], dict[str, Tensor]]:
+    job = compile_job(with_table(trained=trained), plan, optimizer="sgd", lr=0.3, device="cpu",
+                      check=False, example_inputs=of_words(0))  # fmt: skip
+    losses = [float(job.step(of_words(n), next_batch=of_words(n + 1))) for n in range(4)]
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+def test_adapters_go_beside_a_table_with_a_cache() -> None:
+    """Where peft trains the table, too (`modules_to_save`), on one rank and at owners; a frozen
+    table is refused, and the store that is named for it is right."""
+    cached = FormChoice(form="cached", settings={"ids": "0", "ratio": 0.5})
+    wanted = rows_trained(stored(1, SAVED, None), True)
+    for found in (
+        rows_trained(stored(1, SAVED, cached), True),
+        run_ranks(2, rows_trained, stored(2, SAVED, cached), True)[0],
+    ):
+        assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+        assert all((found[1][name] - x).abs().max() <= 1e-12 for name, x in wanted[1].items())
+    frozen = TABLE + "weight"
+    with pytest.raises(PlanError, match=r"words.weight is frozen; nearest: store on_host or"):
+        rows_trained(stored(1, frozen, cached), False)
+    wanted = rows_trained(stored(1, frozen, None), False)
+    with shaped(1e9):
+        found = rows_trained(stored(1, frozen, FormChoice(form="on_host", settings={})), False)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-12)

@@ -93,7 +93,9 @@ def test_memory_is_as_predicted(ranks: int) -> None:
     ):
         slots = SLOTS // ranks * WIDTH * 4 * (1 + copies)
         small = (WIDTH + 1) * 4
-        assert predicted.memory.tensor_bytes == pytest.approx(tracked, rel=0.03)
+        # Messages to two owners, in copies, are a larger part of so small a table.
+        off = 0.01 if ranks == 1 else 0.03
+        assert predicted.memory.tensor_bytes == pytest.approx(tracked, rel=off)
         assert slots < tracked < slots + 0.1 * TABLE
         assert predicted.memory.host_bytes == TABLE // ranks * (1 + copies)
         assert host == TABLE // ranks

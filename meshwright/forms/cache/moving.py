@@ -2,9 +2,10 @@
 keeps of each. They come and go over the host's link, in pieces of a bounded size."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ PIECE_BYTES = 4 * 2**20
 """Of rows that go or come as one: what is copied on each side of the link, for a while."""
 IN_FLIGHT = 16
 """Pieces on their way to the device, at most, that nobody has waited for."""
+_MOST_DEPARTURES = 2**30
+"""After which they are numbered anew."""
 
 ByRow = Callable[[Tensor], Mapping[str, Tensor]]
 """Of a tensor that the optimizer holds, what it keeps of each of its rows, by name."""
@@ -37,6 +40,7 @@ class _Arrival:
 class _Departure:
     """Rows of one tensor that are on their way to the host."""
 
+    number: int
     to: Tensor
     rows: Tensor
     staged: Tensor
@@ -50,6 +54,11 @@ class RowsOnHost:
     def __init__(self, table: Tensor, slots: int, link: HostLink, device: torch.device) -> None:
         """`table`: all rows, on the host."""
         self._table, self._slots = table, slots
+        self._left = np.zeros(len(table), dtype=np.int32)
+        """Of each row, the number of the last departure that it was in; 0: none, or one that is
+        over."""
+        self._departures = 0
+        """So many so far."""
         self._link, self._device = link, device
         self._state: ByRow = lambda _: {}
         self._here: dict[str, Tensor] = {}
@@ -94,7 +103,7 @@ class RowsOnHost:
         self._await(rows)
         for name, source in self._sources().items():
             here = self._slots_of(name, source)
-            for own, slots in zip(*self._pieces(source, rows, at), strict=True):
+            for own, slots in self._pieces(source, rows, at):
                 while len(self._arriving) >= IN_FLIGHT:
                     self._land()
                 staged = self._link.room(source.new_empty((len(own), *source.shape[1:])))
@@ -109,18 +118,26 @@ class RowsOnHost:
         """Starts to bring what is in slots to rows of the host: the slots may be used at once."""
         for name, target in self._sources().items():
             here = self._slots_of(name, target)
-            for own, slots in zip(*self._pieces(target, rows, at), strict=True):
+            for own, slots in self._pieces(target, rows, at):
                 while len(self._leaving) >= IN_FLIGHT:
                     self._write()
                 sent = here.index_select(0, slots.to(self._device))
                 staged = self._link.room(sent)
                 work = self._link.leave(sent, staged)
-                self._leaving.append(_Departure(target, own, staged, sent, work))
+                self._departures += 1
+                self._left[own.numpy()] = self._departures
+                self._leaving.append(_Departure(self._departures, target, own, staged, sent, work))
+        if self._departures > _MOST_DEPARTURES:
+            self._await_leaving()
+            self._left[:], self._departures = 0, 0
 
-    def _pieces(self, like: Tensor, *numbers: Tensor) -> list[tuple[Tensor, ...]]:
-        row = max(1, like[:1].nbytes if len(like) else 1)
+    @staticmethod
+    def _pieces(like: Tensor, rows: Tensor, at: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        row = max(1, like.nbytes // max(1, len(like)))
         most = max(1, PIECE_BYTES // row)
-        return [torch.split(x, most) if len(x) else () for x in numbers]
+        if len(rows) <= most:
+            return ((rows, at),) if len(rows) else ()
+        return zip(torch.split(rows, most), torch.split(at, most), strict=True)
 
     def _land(self) -> None:
         one = self._arriving.popleft()
@@ -134,8 +151,10 @@ class RowsOnHost:
 
     def _await(self, rows: Tensor) -> None:
         """Those of some rows that are on their way to the host have come there."""
-        last = [n for n, one in enumerate(self._leaving) if torch.isin(rows, one.rows).any()]
-        for _ in range(last[-1] + 1 if last else 0):
+        if not self._leaving or not len(rows):
+            return
+        last = int(self._left[rows.numpy()].max())
+        while self._leaving and self._leaving[0].number <= last:
             self._write()
 
     def _await_leaving(self) -> None:
@@ -156,15 +175,19 @@ class RowsOnHost:
             self._land()
 
     @torch.no_grad()
+    def in_slots(self, at: Tensor) -> Tensor:
+        """Returns values of rows on the device, all of which are in slots."""
+        self.land()
+        return self._slots_of(_VALUES, self._table).index_select(0, at.to(self._device))
+
+    @torch.no_grad()
     def read(self, rows: Tensor, at: Tensor) -> Tensor:
         """Returns values of rows on the device: of slots, and of those in none (`at` -1) of the
         host."""
-        self.land()
-        values = self._slots_of(_VALUES, self._table)
         away = at < 0
         if not bool(away.any()):
-            return values.index_select(0, at.to(self._device))
-        found = values.index_select(0, at.clamp(min=0).to(self._device))
+            return self.in_slots(at)
+        found = self.in_slots(at.clamp(min=0))
         self._await(rows[away])
         staged = self._link.room(found[: int(away.sum())])
         torch.index_select(self._table.detach(), 0, rows[away], out=staged)

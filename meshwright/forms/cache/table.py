@@ -4,11 +4,14 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.cache.beside import Beside
 from meshwright.forms.cache.moving import ByRow, RowsOnHost
 from meshwright.forms.cache.policies import Floats, policy
 from meshwright.forms.cache.slots import Ints, SlotMap, SlotMoves, TooFewSlots
@@ -35,6 +38,25 @@ class CacheSettings:
     def slots(self, rows: int) -> int:
         """Returns how many slots a rank has for so many rows of its own."""
         return min(max(1, rows), max(1, round(self.ratio * rows)))
+
+
+class _InSlots(NamedTuple):
+    """Rows of a batch, which are held in slots."""
+
+    named: Tensor
+    """As ranks have asked for them."""
+    own: Ints
+    """Numbers of those of this rank, each once."""
+    at: Tensor
+    """Their slots."""
+
+    @classmethod
+    def of(cls, named: Tensor, own: Ints, at: Ints) -> "_InSlots":
+        """Holds slots as a tensor."""
+        return cls(named, own, torch.from_numpy(at))
+
+
+_NOTHING: Ints = np.empty(0, dtype=np.int64)
 
 
 class CachedTable(OwnedTable):
@@ -70,10 +92,11 @@ class CachedTable(OwnedTable):
         self._counts = counts
         self.moving = RowsOnHost(shard, slots, link, whole.device)
         self._on_host = link.apart
-        self._now: Ints | None = None
-        """Rows of the batch that is trained on, which are held."""
-        self._ahead: deque[Ints] = deque()
-        """Rows of batches that come, which are held too, the next one first."""
+        self._beside = Beside(whole.device)
+        self._now: _InSlots | None = None
+        """Of the batch that is trained on, whose rows are held."""
+        self._ahead: deque[_InSlots] = deque()
+        """Of batches that come, whose rows are held too, the next one first."""
         self._warm, self._told = counts is not None, False
         primary = lines.is_primary(param, "dp_replicate")
         return shard, Held(param, lines.stage, shard, (self.start, stop), primary)
@@ -84,36 +107,51 @@ class CachedTable(OwnedTable):
     def foresee(self, rows: Tensor) -> None:
         """Those that fit beside what is held come while others are trained on; of a batch that does
         not fit whole, none do."""
-        own = self._numbers(rows)
+        if self._on_host:
+            self._beside.begin(partial(self._foresee, rows))
+        else:
+            self._foresee(rows)
+
+    def _foresee(self, rows: Tensor) -> None:
         if len(self._ahead) >= self.depth:
             return
-        if self._ahead and not len(self._ahead[-1]):  # in order: none may overtake
-            self._ahead.append(own[:0])
+        none = _InSlots.of(rows[:0], _NOTHING, _NOTHING)
+        if self._ahead and not len(self._ahead[-1].own):  # in order: none may overtake
+            self._ahead.append(none)
             return
-        try:
-            self._move(self.map.admit(own))
-        except TooFewSlots:
-            own = own[:0]
-        self._ahead.append(own)
-
-    def admit(self, rows: Tensor) -> None:
         own = self._numbers(rows)
-        if self._warm:
-            self._fill()
-        self._release_now()
-        if self._ahead and len(first := self._ahead.popleft()):
-            if np.array_equal(first, own):
-                self._now = own
-                self.moving.land()
-                return
-            self.map.release(first)
-        self._now = own
         try:
             moves = self.map.admit(own)
         except TooFewSlots:
-            moves = self._make_room(own)
+            self._ahead.append(none)
+            return
         self._move(moves)
+        self._ahead.append(_InSlots.of(rows, own, moves.at))
+
+    def admit(self, rows: Tensor) -> None:
+        self._beside.join()
+        if self._warm:
+            self._fill()
+        self._release_now()
+        own: Ints | None = None
+        if self._ahead and len((first := self._ahead.popleft()).own):
+            own = first.own if first.named is rows else self._numbers(rows)
+            if first.own is own or np.array_equal(first.own, own):
+                self._now = first
+                self.moving.land()
+                return
+            self.map.release(first.own)
+        self._have(rows, self._numbers(rows) if own is None else own, count=True)
         self.moving.land()
+
+    def _have(self, rows: Tensor, own: Ints, *, count: bool) -> None:
+        """The batch that is trained on reads rows, which come; `count`: as `SlotMap.admit`."""
+        try:
+            moves = self.map.admit(own, count=count)
+        except TooFewSlots:
+            moves = self._make_room(own)
+        self._now = _InSlots.of(rows, own, moves.at)
+        self._move(moves)
 
     def _make_room(self, own: Ints) -> SlotMoves:
         """Lets batches that come go, and has more slots where that is not enough."""
@@ -157,20 +195,26 @@ class CachedTable(OwnedTable):
 
     def _release_now(self) -> None:
         if self._now is not None:
-            self.map.release(self._now)
+            self.map.release(self._now.own)
         self._now = None
 
     def _let_go(self) -> None:
         """Rows of batches that come are held no longer."""
-        for own in self._ahead:
-            self.map.release(own)
+        for one in self._ahead:
+            self.map.release(one.own)
         self._ahead.clear()
 
     def over(self) -> None:
+        self._beside.join()
         self._let_go()
         self._release_now()
 
     def owned(self, rows: Tensor) -> Tensor:
+        self._beside.join()
+        now = self._now
+        # Several ranks ask for a row several times, in an order of their own.
+        if now is not None and now.named is rows and self.owners == 1:
+            return self.moving.in_slots(now.at)
         own = (rows - self.start).cpu()
         return self.moving.read(own, torch.from_numpy(self.map.at(own.numpy())))
 
@@ -181,21 +225,17 @@ class CachedTable(OwnedTable):
         )
 
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
-        own = self._numbers(found)
-        if (self.map.at(own) < 0).any():  # of batches that were accumulated
-            self.over()
-            self._now = own
-            self._move(self._again(own))
+        self._beside.join()
+        if self._now is None or self._now.named is not found:
+            own = self._numbers(found)
+            if (self.map.at(own) < 0).any():  # of batches that were accumulated
+                self.over()
+                self._have(found, own, count=False)
         made = super().summed(found, parts)
-        return SomeRows(made.of, made.rows, made.part, _KeptInSlots(self))
-
-    def _again(self, own: Ints) -> SlotMoves:
-        try:
-            return self.map.admit(own, count=False)
-        except TooFewSlots:
-            return self._make_room(own)
+        return SomeRows(made.of, made.rows, made.part, _KeptInSlots(self, made.rows))
 
     def flush(self) -> None:
+        self._beside.join()
         rows, at = self.map.changed_rows()
         if len(rows):
             self.moving.leave(torch.from_numpy(rows), torch.from_numpy(at))
@@ -204,9 +244,11 @@ class CachedTable(OwnedTable):
 
     @property
     def is_flushed(self) -> bool:
+        self._beside.join()
         return self.moving.is_still and not self.map.changed.any()
 
     def forget(self) -> None:
+        self._beside.join()
         self._ahead.clear()
         self._now = None
         self.map.clear()
@@ -219,10 +261,12 @@ class CachedTable(OwnedTable):
 
     @property
     def kept(self) -> list[Tensor]:
+        self._beside.join()
         return self.moving.here
 
     @property
     def found(self) -> tuple[Found, ...]:
+        self._beside.join()
         had = self.map.counts
         return (Found(self.path, self.map.slots, had.rows, had.rows_here, had.written),)
 
@@ -230,17 +274,22 @@ class CachedTable(OwnedTable):
 class _KeptInSlots(KeptRows):
     """Rows of a cached table that are about to be stepped."""
 
-    def __init__(self, table: CachedTable) -> None:
-        self._table = table
+    def __init__(self, table: CachedTable, rows: Tensor) -> None:
+        """`rows`: all of them, which are held."""
+        self._table, self._rows = table, rows
+        self._at = torch.from_numpy(table.map.at(rows.cpu().numpy()))
 
-    def _at(self, rows: Tensor) -> Tensor:
+    def _of(self, rows: Tensor) -> Tensor:
+        """Their slots."""
+        if rows is self._rows:
+            return self._at
         return torch.from_numpy(self._table.map.at(rows.cpu().numpy()))
 
     def state(self, rows: Tensor) -> dict[str, Tensor]:
-        return self._table.moving.state_at(self._at(rows).to(rows.device))
+        return self._table.moving.state_at(self._of(rows).to(rows.device))
 
     def write(self, rows: Tensor, values: Tensor, state: Mapping[str, Tensor]) -> None:
-        at = self._at(rows)
+        at = self._of(rows)
         self._table.moving.write(at.to(rows.device), values, state)
         self._table.map.changed[at.numpy()] = True
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import cast
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.exchange_rows import Row
+from meshwright.forms.exchange_rows import Hosted, Row
 from meshwright.forms.running import RunningStore
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
@@ -106,6 +106,17 @@ def relieving() -> tuple[str, ...]:
     """Lists the stores that a search tries where a device's memory is short, in the order of their
     names."""
     return tuple(key for key in choosable() if getattr(_FILES.load(key), "RELIEVES", False))
+
+
+@cache
+def without_parameters() -> tuple[str, ...]:
+    """Lists those of them under which a device has a parameter, trained or not, only while a block
+    reads it."""
+    return tuple(
+        key for key in relieving()
+        if any(isinstance(row, Hosted) and row.kind == "parameters"
+               for row in stored_rows(key, 1, ()))
+    )  # fmt: skip
 
 
 def of_stage(stage: Stage) -> Iterator[Finding]:

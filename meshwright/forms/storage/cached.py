@@ -87,7 +87,11 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
     if not stage.store.settings.get("ids"):
         yield "cached has the rows that an input names, and ids names none", "ids of an input"
     if stage.mesh.get("dp_replicate", 1) > 1:
-        yield "cached has one owner for each row, and dp_replicate makes copies", "dp_replicate 1"
+        yield (
+            "cached has one owner for each row; with dp_replicate a copy of it would have to bring "
+            "from its host, between backward and step, all rows that only other copies read",
+            f"dp_replicate 1 and dp_shard {stage.dp}, which have as many replicas",
+        )
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
