@@ -133,7 +133,7 @@ def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
             for micro in range(MICRO):
                 loss = x(parts[0][micro][i], parts[1][micro][i]) / MICRO
                 loss.backward()
-                total += weights[i] * float(loss.detach())
+                total += (not i if delay else weights[i]) * float(loss.detach())
             stepped.step()
         losses.append(total)
         if average and step + 1 == begun + delay:

@@ -252,7 +252,18 @@ class _Alone(SyncRun):
             if h.tensor.grad is not None:  # of a share of the batch: of its mean from here on
                 h.tensor.grad.div_(self._share)
 
+    def skipped(self) -> None:
+        """Replicas leave out steps of their own, and rounds go on: they count all steps."""
+        self._inner.skipped()
+        self._round()
+        self._inner.written()
+
     def updated(self, later: Callable[[], LaterStep]) -> None:
+        self._round()
+        self._inner.updated(later)
+
+    def _round(self) -> None:
+        """A step is over: averages that are due are taken in, and others begin."""
         self._steps += 1
         self._differ = True
         for number, fragment in enumerate(self._fragments):
@@ -262,7 +273,6 @@ class _Alone(SyncRun):
                 self._start(fragment)
                 if not self._rounds.delay:
                     self._merge(fragment)
-        self._inner.updated(later)
 
     @torch.no_grad()
     def _start(self, fragment: _Fragment) -> None:
