@@ -14,7 +14,7 @@ from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.world.groups import Groups
 
 
-class Asked(NamedTuple):
+class AskedOfAll(NamedTuple):
     """What all ranks sum of a batch."""
 
     step: int
@@ -44,7 +44,7 @@ class LoneReplica:
         self.share = replicas.shares[self.number] / sum(replicas.shares)
         """Of the samples of a batch."""
         self.lag = replicas.lag
-        self._under_way: deque[Asked] = deque()
+        self._under_way: deque[AskedOfAll] = deque()
         self._come: deque[tuple[int, LateNumber]] = deque()
         """Losses that have come and that the host has not read."""
 
@@ -58,9 +58,9 @@ class LoneReplica:
         """Starts to sum the loss of a batch, and marks, over all ranks."""
         work = dist.all_reduce(numbers, async_op=True)
         assert work is not None
-        self._under_way.append(Asked(step, mark, numbers, work))
+        self._under_way.append(AskedOfAll(step, mark, numbers, work))
 
-    def due(self, step: int | None) -> Iterator[Asked]:
+    def due(self, step: int | None) -> Iterator[AskedOfAll]:
         """Waits for what a rank has to have heard before it ends a step, and yields it; None: for
         all. All ranks have asked as much."""
         while self._under_way:

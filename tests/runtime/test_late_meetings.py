@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.alone import lone_replicas
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import NonFinite
@@ -22,6 +23,7 @@ from meshwright.ir.torch_private import job_store
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.saver import Saver
@@ -187,6 +189,29 @@ def test_one_that_is_late_holds_nobody_up() -> None:
             if rank == 0:
                 for x, wanted in zip(state.values(), values, strict=True):
                     assert torch.allclose(x, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_late_is_not_in_the_price_of_a_step() -> None:
+    """Neither the loss nor counts; of two ranks of a replica they are, as they meet. Notes say so."""
+    cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
+    assert cluster.between_nodes
+    slow = replace(cluster.between_nodes, step_s=1e-2)
+    problem = make_problem(graph(), replace(cluster, between_nodes=slow), precision="fp64",
+                           optimizer="sgd")  # fmt: skip
+
+    def priced(delay: int, **sizes: int) -> tuple[float, str]:
+        plan = build_plan(problem, uniform_choice(problem, num_microbatches=1, **sizes))
+        sync = FormChoice(form="dasgd", settings={"every": 64, "delay": delay})
+        plan = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
+        found = estimate_all(graph(), problem.cluster, plan, problem.tables).prediction
+        return found.step_s, "\n".join(notes_of(problem, plan))
+
+    late_s, said = priced(2, dp_replicate=4)
+    assert late_s < 1e-2 and "hear of each other 2 steps late" in said
+    at_once_s, said = priced(0, dp_replicate=4)
+    assert at_once_s > late_s + 1e-2 and "one that is late holds up the others" in said
+    some_s, _ = priced(2, dp_replicate=2, dp_shard=2, zero=1)
+    assert late_s + 2e-2 < some_s
 
 
 def spoiled(job: Any, step: int, at: int) -> Batch:

@@ -10,6 +10,8 @@ along what replicas have changed in a round (DiLoCo, Douillard et al. 2023).
 Inside a replica, along dp_shard, ZeRO goes on as `zero` says. A replica's gradient is that of the
 mean over its own samples. States of the optimizer stay its own, and so do the statistics of
 batch-norms, which are those of its own samples: whoever reads parameters sees the mean of both.
+What all have to know together, such as a loss that is no number, they hear `delay` steps later
+(`meshwright.forms.alone`), so that one that is late holds up nobody until then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
