@@ -177,8 +177,8 @@ def _talking(models: Sequence[StageModel], slow: float) -> float:
 
 
 def _meeting_s(tables: CostTables, plan: Plan) -> float:
-    """One number is summed over all ranks, such as the loss of a step; over those of a replica where
-    the others hear of it later."""
+    """One number is summed over all ranks, such as the loss of a step; over those of a replica
+    where the others hear of it later."""
     replicas = lone_replicas(plan)
     lines = [sorted({rank for stage in plan.stages for rank in stage.devices})]
     if replicas is not None:

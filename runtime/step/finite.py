@@ -107,6 +107,9 @@ def _blame(job: "Job", what: str, value: float, step: int) -> None:
         return
     where = _where(job)
     job.accumulated = 0
+    # What has come since is of the same fault: who catches this goes on without a look at it.
+    for _ in job.records.over(all_of_them=True):
+        pass
     if job.replica is not None:
         job.replica.forget()
     raise NonFinite(

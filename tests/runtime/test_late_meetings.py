@@ -192,7 +192,8 @@ def test_one_that_is_late_holds_nobody_up() -> None:
 
 
 def test_what_is_late_is_not_in_the_price_of_a_step() -> None:
-    """Neither the loss nor counts; of two ranks of a replica they are, as they meet. Notes say so."""
+    """Neither the loss nor counts; of two ranks of a replica they are, as they meet. Notes say
+    so."""
     cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
     assert cluster.between_nodes
     slow = replace(cluster.between_nodes, step_s=1e-2)
