@@ -21,6 +21,7 @@ from meshwright.planner.pins.known import in_order
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.profiles import profile_notes
 from meshwright.planner.search.random_notes import random_notes
+from meshwright.planner.search.row_notes import row_notes
 
 _FULL = 0.95
 """Who plans to use more of a device's memory should know how far predictions of memory are off."""
@@ -38,7 +39,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (
         *_decided(problem, plan), *_batch(problem, plan), *_alone(plan),
         *_buffers(problem, plan), *_whole(problem, plan),
-        *random_notes(problem.graph, plan),
+        *random_notes(problem.graph, plan), *row_notes(problem, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *measured,
     )  # fmt: skip

@@ -224,7 +224,7 @@ def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
     pins = ("pp=1", "model=1", "dp=4", "sync=dasgd")
     problem = make_problem(graph(), cluster, precision="fp64", optimizer="sgd", constraints=pins)
     plan = search_problem(problem, progress=False)
-    assert any("statistics of a replica's own" in text for text in plan.gives_up)
+    assert any("statistics of batch-norms, are a replica's own" in text for text in plan.gives_up)
     assert any("statistics of batch norms are each replica's own" in note for note in plan.notes)
     assert not [finding for finding in findings(plan) if finding.severity == "error"]
     (spot,) = spots(problem.tables, plan.stages[0])

@@ -57,8 +57,8 @@ _SETTINGS: Known = {
 
 GIVES_UP = (
     "replicas train alone between averages of their parameters, which arrive steps later: losses "
-    "are near those of plain training, and not equal to them; batch-norms have the statistics of a "
-    "replica's own samples"
+    "are near those of plain training, and not equal to them; the optimizer's state, and "
+    "statistics of batch-norms, are a replica's own"
 )
 
 
