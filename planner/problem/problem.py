@@ -134,12 +134,12 @@ class Problem:
     @cached_property
     def coupling(self) -> tuple[str, ...]:
         """Why more than one micro-batch would change the result; empty if it would not."""
-        return *self.meeting, *batch_norms(self.graph)
+        return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
 
     @cached_property
     def meeting(self) -> tuple[str, ...]:
-        """Ops other than batch-norms that need samples of all replicas, with why."""
-        return batch_coupling(self.graph, self.layouts(()))
+        """Ops that need values of other samples, and not only sums over them, with why."""
+        return batch_coupling(self.graph, self.layouts(()), sums=False)
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""

@@ -89,6 +89,8 @@ def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
     else:
         yield "one micro-batch, because more would change the result: " + problem.coupling[0]
     apart = any(exchange_of(stage).apart for stage in plan.stages)
+    if apart and not problem.meeting and len(problem.coupling) > bool(batch_norms(problem.graph)):
+        yield "sums over samples are each replica's own, as if all samples were like these"
     if apart and problem.meeting:
         yield f"replicas wait for each other in each micro-batch: {problem.meeting[0]}"
     if batch_norms(problem.graph) and any(stage.dp > 1 for stage in plan.stages):

@@ -137,6 +137,7 @@ def build_rank(
         sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
         if sync.own_states and exchange_of(stage).apart:
             comm.apart = lines[index].own_samples(stage.batch_shares)
+            comm.sums_apart = not program.needs_others
             here = tensors[index]
             sync.take_buffers([here[name] for name in changed(graph) if name in here])
         if copies:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.codegen.collectives.comm import times
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.step.meetings import LoneReplica
 
@@ -42,17 +43,9 @@ def whole_totals(
         for name, value in found[index].items():
             if group is not None:
                 dist.all_reduce(value, group=group)
-            if apart is not None:
-                found[index][name] = _of_all(value, *apart)
+            if apart is not None:  # losses are divided by it, and gradients by the share
+                found[index][name] = times(value, (apart[1], apart[0]))
     return found
-
-
-def _of_all(total: Tensor, own: int, whole: int) -> Tensor:
-    """A total of `own` samples as one of `whole`: losses are divided by it, and gradients by the
-    share of samples. A count that would be none is a number with a fraction."""
-    if total.is_floating_point() or whole % own:
-        return total * (whole / own)
-    return total * (whole // own)
 
 
 def whole_loss(job: "Job", local: Tensor | None, replica: LoneReplica | None = None) -> Tensor:
