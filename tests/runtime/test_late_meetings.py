@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.alone import lone_replicas
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.errors import NonFinite
+from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.torch_private import job_store
@@ -273,3 +273,41 @@ def test_all_stop_or_none_at_the_same_step(tmp_path: Path) -> None:
         assert "the export is not written" in found["export"]
     assert any("step 3" in text for text in each[0]["warn"][1]) and not each[1]["warn"][1]
     assert not (tmp_path / "save").exists() and not (tmp_path / "export").exists()
+
+
+def _beside(plan: Plan) -> Any:
+    """At which step, and how, it is seen that ranks' rates differ; and the state after steps of two
+    batches each, of which both are the same."""
+    module = model()
+    mine = torch.optim.SGD(module.parameters(), lr=LR)
+    job = compile_job(module, plan, optimizer=mine, device="cpu", graph=graph(), check=False)
+    try:
+        for step in range(STEPS):
+            if step == 2 and job.replica.number == 1:
+                mine.param_groups[0]["lr"] = 2 * LR
+            job.step(batch(step))
+        said = ""
+    except PlanError as error:
+        said = f"{job.state.step}: {error}"
+    states = []
+    for twice in (False, True):
+        job = job_of(plan)
+        for step in range(5):
+            if twice:
+                job.accumulate(batch(step))
+                job.accumulate(batch(step))
+                job.apply(0.5)
+            else:
+                job.step(batch(step))
+        job.settle()
+        states.append((full_state(job, everyone=True), job.mean_loss))
+        job.close()
+    return said, *states
+
+
+def test_what_travels_with_losses_and_steps_of_several_batches() -> None:
+    for said, (once, loss), (twice, again) in run_ranks(2, _beside, plan_of(**PLACES[0])):
+        assert said.startswith(f"{2 + DELAY + 1}: the groups of your optimizer differ"), said
+        assert loss.step == again.step == 4 and loss.loss == pytest.approx(again.loss, rel=1e-12)
+        for name, x in once.items():
+            assert torch.allclose(twice[name], x, rtol=1e-12, atol=1e-14), name
