@@ -146,6 +146,7 @@ class Turns:
         found = {}
         for name, (job, wire, own) in self.jobs.items():
             wire.waited.clear()
+            dist.barrier()  # who is done with its turn does not wait for the other in the next job
             own.begin()
             begun = own.now()
             for _ in range(EVERY):

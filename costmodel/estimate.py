@@ -36,6 +36,8 @@ from meshwright.costmodel.stage.placement import (
 from meshwright.costmodel.stage.program import Overlap, talk
 from meshwright.costmodel.stage.stage_model import StageModel, stage_model
 from meshwright.costmodel.stage.sync import Sync
+from meshwright.forms.alone import lone_replicas
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.routed_graph import with_routing
@@ -175,14 +177,19 @@ def _talking(models: Sequence[StageModel], slow: float) -> float:
 
 
 def _meeting_s(tables: CostTables, plan: Plan) -> float:
-    """One number is summed over all ranks, such as the loss of a step."""
-    everybody = sorted({rank for stage in plan.stages for rank in stage.devices})
-    return collective_time(Primitive.ALL_REDUCE, 8, tables.levels(everybody))
+    """One number is summed over all ranks, such as the loss of a step; over those of a replica
+    where the others hear of it later."""
+    replicas = lone_replicas(plan)
+    lines = [sorted({rank for stage in plan.stages for rank in stage.devices})]
+    if replicas is not None:
+        lines = [list(line) for line in replicas.lines]
+    return max([collective_time(Primitive.ALL_REDUCE, 8, tables.levels(line)) for line in lines])
 
 
 def _totals_s(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> float:
     """Totals of the batch that the prelude needs before the first forward, such as the number of
-    valid tokens: their summands over all micro-batches, then a sum over data parallel ranks."""
+    valid tokens: their summands over all micro-batches, then a sum over data parallel ranks, or
+    over those of a replica that trains alone."""
     layout = next((x for x in plan.layouts if x.pattern == PRELUDE), None)
     if layout is None:
         return 0.0
@@ -190,7 +197,8 @@ def _totals_s(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> fl
     if not found:
         return 0.0
     last = costs[-1]
-    levels = tables.levels(axis_ranks(plan.stages[-1], "dp"))
+    axis = "dp_shard" if exchange_of(plan.stages[-1]).apart else "dp"
+    levels = tables.levels(axis_ranks(plan.stages[-1], axis))
     again = plan.num_microbatches * len(layout.ops) * last.device.overhead_s
     return again + found * collective_time(Primitive.ALL_REDUCE, 8, levels)
 

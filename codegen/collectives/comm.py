@@ -32,6 +32,20 @@ class SentCollective(NamedTuple):
     """Of the local tensor that went in."""
 
 
+Share = tuple[int, int]
+"""Numerator and denominator."""
+ALL: Share = (1, 1)
+
+
+def times(x: Tensor, share: Share) -> Tensor:
+    """x, multiplied by a share; of whole numbers that may be one with a fraction."""
+    over, under = share
+    if over == under:
+        return x
+    exact = not x.is_floating_point() and over % under == 0
+    return x * (over // under if exact else over / under)
+
+
 class AxisConversion(NamedTuple):
     """One conversion: what moves a value on an axis, and what moves its gradient back."""
 
@@ -41,6 +55,8 @@ class AxisConversion(NamedTuple):
     source: DimShares | None
     target: DimShares | None
     keeps: bool
+    share: Share = ALL
+    """By what both are multiplied then."""
 
 
 RowsOf = Callable[[str], RowsHere | None]
@@ -100,6 +116,8 @@ class Comm:
         self.apart: tuple[int, int] | None = None
         """Samples of a micro-batch that the replica has along dp_shard, and those that all have,
         where replicas train alone; None: they do not."""
+        self.sums_apart = False
+        """Whether sums over dp are then of the replica, too: no block needs other samples."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
         self.number = next(_NUMBERS)
         """By which operators of torch, which take no objects, find it."""
@@ -279,9 +297,24 @@ class Comm:
         source: DimShares | None,
         target: DimShares | None,
     ) -> AxisConversion:
-        keeps = self.coordinates.get(axis, 0) == 0 and (axis != "dp" or self.microbatch == 0)
+        first = axis != "dp" or self.microbatch == 0
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        return AxisConversion(axis, forward, gradient, source, target, keeps)
+        axis, share = self._along(axis, forward)
+        keeps = first and self.coordinates.get(axis, 0) == 0
+        return AxisConversion(axis, forward, gradient, source, target, keeps, share)
+
+    def _along(self, axis: str, forward: Primitive) -> tuple[str, Share]:
+        """The axis that a conversion is along, and by what its value is multiplied: where replicas
+        train alone a sum is what it would be if all samples were like the replica's own, and what
+        is to be counted once is counted in each replica, as its share."""
+        if axis != "dp" or self.apart is None or not self.training:
+            return axis, ALL
+        own, whole = self.apart
+        if forward is Primitive.MASK:
+            return "dp_shard", (own, whole)
+        if not self.sums_apart:
+            return axis, ALL
+        return "dp_shard", (whole, own) if forward is Primitive.ALL_REDUCE else ALL
 
     def move(
         self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
@@ -317,7 +350,8 @@ class Comm:
     ) -> Callable[[], Tensor]:
         line = self._logged(primitive, move.axis, x)
         start = None if self.meter is None else self.meter.mark()
-        arrive = begin(primitive, x, line, source, target, move.keeps)
+        came = begin(primitive, x, line, source, target, move.keeps)
+        arrive = came if move.share == ALL else lambda: times(came(), move.share)
         if self.meter is None or primitive not in COMMUNICATES:
             return arrive
 
@@ -412,6 +446,7 @@ class _Convert(torch.autograd.Function):
     ) -> Tensor:
         ctx.comm, ctx.move = comm, move
         result = comm.run(move.forward, x, move.axis, move.source, move.target, move.keeps)
+        result = times(result, move.share)
         return result.view_as(result) if result is x else result
 
     @staticmethod
@@ -420,4 +455,4 @@ class _Convert(torch.autograd.Function):
         gradient = ctx.comm.run(
             move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
         )
-        return gradient, None, None
+        return times(gradient, move.share), None, None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, fx
 
 from meshwright.ir.graph.param import Param
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Placement
 from meshwright.ir.plan.keeping import Keeping
 
@@ -76,6 +77,20 @@ class Call:
         return outputs
 
 
+_BRINGS = {
+    str(primitive)
+    for primitive in (
+        Primitive.ALL_GATHER, Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL, Primitive.PAD,
+    )
+}  # fmt: skip
+
+
+def _brings_samples(node: fx.Node) -> bool:
+    """Whether it is a conversion on dp that is no sum, either way."""
+    said = {x for x in (node.target, *node.args, *node.kwargs.values()) if isinstance(x, str)}
+    return "dp" in said and bool(said & _BRINGS)
+
+
 @dataclass(frozen=True, slots=True)
 class StageProgram:
     """Everything one rank does for one micro-batch in one stage."""
@@ -96,3 +111,10 @@ class StageProgram:
     """Name of the loss, a summand on dp; empty except in the last stage."""
     source: str
     """The same as readable Python."""
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether a block needs values of other samples, and not only sums over all of them."""
+        return any(
+            _brings_samples(node) for call in self.calls for node in call.code.module.graph.nodes
+        )

@@ -22,8 +22,8 @@ class MoveSent(NamedTuple):
 
     def tell(self, clock: BlockSums, site: StageSite) -> None:
         axis, nbytes, conversion, has_gradient = self
-        forward_s = site.primitive_s(conversion.forward, nbytes, axis)
-        backward_s = site.primitive_s(conversion.backward, nbytes, axis) if has_gradient else 0.0
+        forward_s = site.conversion_s(conversion.forward, nbytes, axis)
+        backward_s = site.conversion_s(conversion.backward, nbytes, axis) if has_gradient else 0.0
         _communicate(clock, site, axis, forward_s, backward_s, nbytes)
         if conversion.forward is Primitive.REDUCE_SCATTER:
             clock.scattered_bytes += nbytes

@@ -37,6 +37,16 @@ class StageSite:
             return 0.0
         return self._among(primitive, whole_bytes, self.axes[axis].size, self.levels[axis])
 
+    def conversion_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
+        """The same of a conversion of a block: a sum over dp is one within the replica, where
+        replicas train alone."""
+        if primitive is Primitive.ALL_REDUCE and axis == "dp" and self.own_levels is not None:
+            return self._in_replica(primitive, whole_bytes, self.own_levels)
+        return self.primitive_s(primitive, whole_bytes, axis)
+
+    def _in_replica(self, primitive: Primitive, whole_bytes: int, own: Levels) -> float:
+        return self._among(primitive, whole_bytes, ranks_of(own), own) if own else 0.0
+
     def _among(self, primitive: Primitive, whole_bytes: int, ranks: int, levels: Levels) -> float:
         # Reading, and writing or packing, beside the transfer.
         local = self._copied_s(whole_bytes / ranks)
@@ -53,10 +63,7 @@ class StageSite:
         if message.routing:
             return times * self._routed_s(primitive, message, message.routing, axis, outside)
         if message.of_replica and axis == "dp" and self.own_levels is not None:
-            own = self.own_levels
-            return (
-                times * self._among(primitive, message.nbytes, ranks_of(own), own) if own else 0.0
-            )
+            return times * self._in_replica(primitive, message.nbytes, self.own_levels)
         return times * self.primitive_s(primitive, message.nbytes, axis)
 
     def _routed_s(

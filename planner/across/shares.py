@@ -6,12 +6,12 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot, StageCost
 from meshwright.costmodel.memory.memory import training_state
-from meshwright.forms.copied import copied
 from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.planner.across.balance import Replica, exact_shares
 from meshwright.planner.inside.variants import sample_ranks_of
 from meshwright.planner.problem.candidates import StageChoice, modes_of
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import mesh_of
 
 _EACH, _POINTS = 8, 12
 """Sample counts that are priced: each up to here, then so many up to all; others lie between."""
@@ -64,7 +64,8 @@ def _cost(problem: Problem, stage: StageChoice, device: str, samples: int) -> St
     layouts = {x.pattern: x for x in problem.layouts(stage.model, stage.variant)}
     levels = tables.model_levels(stage.devices[:size], stage.model)
     dp_levels = tables.levels(stage.devices[::size])
-    spot = BlockSpot(samples, stage.dp, stage.model, device, dp_levels, levels)
+    own = mesh_of(problem, stage).own_levels(tables, stage.devices)
+    spot = BlockSpot(samples, stage.dp, stage.model, device, dp_levels, levels, own_levels=own)
     return tables.stage(blocks, layouts, modes_of(problem, stage), spot)
 
 
@@ -107,21 +108,21 @@ def _most(problem: Problem, stage: StageChoice, types: Types, samples: int, in_f
 
 
 def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, int, int]:
-    numbers, sizes = problem.tables.numbers, dict[Fold, dict[str, int]]()
+    mesh, sizes = mesh_of(problem, stage), dict[Fold, dict[str, int]]()
     for name, nbytes in cost.params.items():
         fold = fold_of(stage.model, cost.summed_over.get(name, ()))
-        sizes.setdefault(fold, {})[name] = nbytes
+        sizes.setdefault(fold if fold in mesh.folds else (), {})[name] = nbytes
     found = (0, 0, 0)
     for fold, own in sizes.items():
         trained, frozen = (
             sum(n for name, n in own.items() if name in names)
             for names in (problem.tables.trained, problem.tables.frozen)
         )
-        view = stage.folded(fold)
+        view = mesh.folded(fold)
         state = training_state(
             sum(own.values()), trained,
-            optimizer=problem.optimizer, exchange=copied(view.exchange, numbers),
-            dp_shard=view.dp_shard, frozen_bytes=frozen,
+            optimizer=problem.optimizer, exchange=view.exchange, dp_shard=view.dp_shard,
+            frozen_bytes=frozen,
         )  # fmt: skip
         more = state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes
         found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])

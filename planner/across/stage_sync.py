@@ -78,8 +78,11 @@ class StageSync:
         )
         return found
 
-    def once_s(self, trained: Trained, backward_s: Matrix) -> Matrix:
-        """Gradients that are still on their way after the last backward, and parameters."""
+    def once_s(
+        self, trained: Trained, backward_s: Matrix, forward_s: Matrix, step_s: Matrix
+    ) -> Matrix:
+        """Gradients that are still on their way after the last backward, and parameters; of what
+        goes beside the next forward, or beside steps, what these do not hide."""
         whole, shard, exchange = trained.whole, self.mesh.dp_shard, self.exchange
         found = np.zeros_like(whole)
         for send in exchange.at_end:
@@ -99,6 +102,12 @@ class StageSync:
                 # All but those of one bucket go beside gathers.
                 copied_s = np.maximum(copied_s / count, copied_s - (count - 1) * gather_s)
             found = found + count * gather_s + copied_s
+        for send in exchange.late:
+            count, one_s = self._buckets(whole, send)
+            found = found + np.maximum(0.0, count * one_s - forward_s)
+        for send in exchange.lagging:
+            count, one_s = self._buckets(whole / shard if send.of_part else whole, send)
+            found = found + np.maximum(0.0, count * one_s - send.lag * step_s) / send.every
         for work in exchange.worked_last + exchange.worked_at_end + exchange.cleared:
             found = found + self.copies_s(work.moved * whole)
         return found

@@ -86,7 +86,7 @@ class _Fixed(NamedTuple):
     """Parameters, optimizer and what is not seen."""
 
 
-_Tiers = tuple[str, Levels, tuple[Levels, ...], Mapping[Fold, ReplicaLines]]
+_Tiers = tuple[str, Levels, tuple[Levels, ...], Mapping[Fold, ReplicaLines], Levels | None]
 
 
 class StageTables:
@@ -146,17 +146,18 @@ class StageTables:
 
     def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
         tiers = self._tiers(start, mesh)
-        slowest, replicas, model, lines = tiers
+        slowest, replicas, model, lines, own = tiers
         key = id(tiers), ceil(samples / mesh.dp), mesh.variant  # the table keeps its tiers
         if key not in self._spots:
-            spot = BlockSpot(key[1], mesh.dp, mesh.model, slowest, replicas, model)
+            spot = BlockSpot(key[1], mesh.dp, mesh.model, slowest, replicas, model, own_levels=own)
             self._spots[key] = spot, self.runs.canonical(At(spot, mesh.variant))
         spot, at = self._spots[key]
         return Case(mesh, spot, lines, at)
 
     def _tiers(self, start: int, mesh: Mesh) -> _Tiers:
-        """The slowest device type; tiers of replicas and model axes, and lines by folding."""
-        key = start, mesh.dp_replicate, mesh.dp_shard, mesh.model, mesh.dp_inside
+        """The slowest device type; tiers of replicas and model axes, lines by folding, and tiers
+        within a replica that trains alone."""
+        key = start, mesh.dp_replicate, mesh.dp_shard, mesh.model, mesh.dp_inside, mesh.sync
         if key not in self._sites:
             tables, width = self.problem.tables, mesh.model_size
             ranks = self.places.ranks(start, mesh.size, mesh)
@@ -166,6 +167,7 @@ class StageTables:
                 slowest, tables.levels(ranks[::width]),
                 tables.model_levels(ranks[:width], mesh.model),
                 {fold: self._lines(mesh, ranks, fold) for fold in folds_of(mesh.model)},
+                mesh.own_levels(tables, ranks),
             )  # fmt: skip
         return self._sites[key]
 
@@ -194,8 +196,13 @@ class StageTables:
             )
             for own in groups
         ])  # fmt: skip
+        hides = 1.0 if self.runs.slow <= 1.0 else 0.0  # processes that share cores hide nothing
         once_s = sum([
-            own.sync.once_s(own.trained, own.share * work.backward_s) for own in groups
+            own.sync.once_s(
+                own.trained, own.share * work.backward_s, hides * own.share * work.forward_s,
+                hides * own.share * num_microbatches * work.busy_s,
+            )
+            for own in groups
         ])  # fmt: skip
         busy = work.busy_s + more
         _, sends = self.runs.borders(case.at, link)

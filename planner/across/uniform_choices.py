@@ -70,5 +70,8 @@ def _times(runs: RunCosts, samples: int, mesh: Mesh) -> list[float]:
     tables, width = runs.problem.tables, mesh.model_size
     levels = tables.model_levels(tuple(range(width)), mesh.model)
     replicas = tables.levels(tuple(range(0, mesh.size, width)))
-    spot = BlockSpot(samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels)
+    spot = BlockSpot(
+        samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels,
+        own_levels=mesh.own_levels(tables, range(mesh.size)),
+    )  # fmt: skip
     return runs.block_s(At(spot, ""))

@@ -12,6 +12,7 @@ from meshwright.forms.retention import AGAIN
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.schedule_tools import traits
+from meshwright.planner.problem.space import mesh_of
 from meshwright.planner.search.deadline import check_time
 
 
@@ -67,10 +68,11 @@ class LeafBound:
         names, size = self.problem.tables.device_names, len(stage.devices) // stage.dp
         levels = self.problem.tables.model_levels(stage.devices[:size], stage.model)
         dp_levels = self.problem.tables.levels(stage.devices[::size])
+        own = mesh_of(self.problem, stage).own_levels(self.problem.tables, stage.devices)
         shares = stage.shares or (ceil(samples / stage.dp),)
         alike = len(self.problem.tables.devices) == 1
         spots = {
-            BlockSpot(share, stage.dp, stage.model, name, dp_levels, levels)
+            BlockSpot(share, stage.dp, stage.model, name, dp_levels, levels, own_levels=own)
             for share, name in (
                 {(share, names[0]) for share in shares}
                 if alike

@@ -82,16 +82,19 @@ def _entry(graph: Graph, block: Block, layout: BlockLayout, axis: str) -> dict[s
     return placed
 
 
-def batch_coupling(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
+def batch_coupling(
+    graph: Graph, layouts: Sequence[BlockLayout], *, sums: bool = True
+) -> tuple[str, ...]:
     """Why samples of a step depend on each other so that micro-batches would change the result.
 
     Empty if they do not. Sums in the prelude are totals over all micro-batches and couple nothing.
+    Without `sums`, neither do those of blocks, which replicas that train alone have of their own.
     """
     by_pattern = {layout.pattern: layout for layout in layouts}
     found: list[str] = []
     for block in (prelude_block(graph), *graph.distinct_blocks()):
         for move in moves(graph, block, by_pattern[block.pattern], "dp"):
-            if _couples(graph, block, move):
+            if _couples(graph, block, move) and (sums or not _is_sum(move)):
                 found.append(_coupled(graph, block, move))
     return tuple(dict.fromkeys(found))
 
@@ -101,6 +104,11 @@ def _couples(graph: Graph, block: Block, move: ExplainedMove) -> bool:
     if block.pattern == PRELUDE and forward is Primitive.ALL_REDUCE:
         return False
     return move.communicates
+
+
+def _is_sum(move: ExplainedMove) -> bool:
+    sent = COMMUNICATES.intersection(move.primitives)
+    return sent == {Primitive.ALL_REDUCE}
 
 
 def _coupled(graph: Graph, block: Block, move: ExplainedMove) -> str:

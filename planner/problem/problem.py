@@ -136,6 +136,11 @@ class Problem:
         """Why more than one micro-batch would change the result; empty if it would not."""
         return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
 
+    @cached_property
+    def meeting(self) -> tuple[str, ...]:
+        """Ops that need values of other samples, and not only sums over them, with why."""
+        return batch_coupling(self.graph, self.layouts(()), sums=False)
+
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""
         usable = self.usable_bytes(devices)

@@ -1,11 +1,13 @@
 """What searchers enumerate: micro-batch counts, schedules, meshes, cuts; pins already applied."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
+from meshwright.costmodel.comm.comm import Levels
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
@@ -27,6 +29,7 @@ from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
 from meshwright.planner.inside.variants import sample_ranks_of, takes
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
+from meshwright.planner.problem.candidates import StageChoice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
     SCHEDULES,
@@ -114,6 +117,12 @@ class Mesh:
         fits = form and self.dp > 1 and suits(form, self.zero)
         return replace(self, sync=form) if fits else self
 
+    def own_levels(self, tables: CostTables, ranks: Sequence[int]) -> Levels | None:
+        """Of its ranks, in the order of the mesh, the links among those with samples of the first
+        replica, where replicas train alone; None: they do not."""
+        own = ranks[:: self.model_size][: self.dp_shard]
+        return tables.levels(own) if self.exchange.apart else None
+
     @cached_property
     def model_size(self) -> int:
         """Ranks of one replica."""
@@ -192,6 +201,21 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     return (m for m in known[key] if takes(m.dp, m.model, m.variant, samples))
 
 
+def asked_form(problem: Problem) -> str:
+    """The form by which pins ask all stages with replicas to agree; empty: none, or several."""
+    form = str(pinned(problem.constraints, "sync") or "")
+    return form if form in problem.forms else ""
+
+
+def mesh_of(problem: Problem, stage: StageChoice) -> Mesh:
+    """The mesh of a stage, with the form that pins ask for."""
+    found = Mesh(
+        stage.dp_replicate, stage.dp_shard, stage.model, stage.zero, stage.variant, stage.prefetch,
+        store=pinned_store(problem.constraints), numbers=problem.tables.numbers,
+    )  # fmt: skip
+    return found.under(asked_form(problem))
+
+
 def add_way(problem: Problem, way: MeshVariant) -> None:
     """Adds a way to what all searches of this problem look at."""
     mesh_variants.add_way(problem, way)
@@ -215,7 +239,7 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         for zero in levels(problem.constraints, dp, shard, folded=within):
             plain = Mesh(
                 replicate, shard, model, zero, variant, store=store, numbers=problem.tables.numbers
-            )
+            ).under(asked_form(problem))
             for prefetch in depths(problem.constraints, plain.folded(plain.folds[-1]).exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):

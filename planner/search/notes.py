@@ -6,6 +6,7 @@ from math import inf
 
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
+from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Kind
@@ -20,6 +21,7 @@ from meshwright.planner.pins.known import in_order
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.profiles import profile_notes
 from meshwright.planner.search.random_notes import random_notes
+from meshwright.planner.search.row_notes import row_notes
 
 _FULL = 0.95
 """Who plans to use more of a device's memory should know how far predictions of memory are off."""
@@ -35,9 +37,9 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_decided(problem, plan), *_batch(problem, plan),
+        *_decided(problem, plan), *_batch(problem, plan), *_alone(plan),
         *_buffers(problem, plan), *_whole(problem, plan),
-        *random_notes(problem.graph, plan),
+        *random_notes(problem.graph, plan), *row_notes(problem, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *measured,
     )  # fmt: skip
@@ -86,8 +88,13 @@ def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
         yield "micro-batches change the result: " + "; ".join(problem.coupling)
     else:
         yield "one micro-batch, because more would change the result: " + problem.coupling[0]
+    apart = any(exchange_of(stage).apart for stage in plan.stages)
+    if apart and not problem.meeting and len(problem.coupling) > bool(batch_norms(problem.graph)):
+        yield "sums over samples are each replica's own, as if all samples were like these"
+    if apart and problem.meeting:
+        yield f"replicas wait for each other in each micro-batch: {problem.meeting[0]}"
     if batch_norms(problem.graph) and any(stage.dp > 1 for stage in plan.stages):
-        if any(exchange_of(stage).apart for stage in plan.stages):
+        if apart:
             yield "statistics of batch norms are each replica's own, averaged for who reads them"
         else:
             yield "the statistics of batch norms are synchronised over dp"
@@ -98,6 +105,18 @@ def _whole(problem: Problem, plan: Plan) -> Iterator[str]:
     used = {name for stage in plan.stages for name in stage.layouts.values()}
     layouts = [layout for layout in plan.layouts if layout.name in used]
     yield from dict.fromkeys(why_whole(problem.graph, layouts))
+
+
+def _alone(plan: Plan) -> Iterator[str]:
+    if not any(exchange_of(stage).apart for stage in plan.stages):
+        return
+    if (replicas := lone_replicas(plan)) is not None:
+        yield (
+            f"replicas hear of each other {replicas.lag} steps late: a step returns the loss of a "
+            "replica's own samples, and a loss that is no number ends the job so many steps later"
+        )
+    else:
+        yield "replicas meet in each step, for its loss: one that is late holds up the others"
 
 
 def _idle(plan: Plan) -> Iterator[str]:

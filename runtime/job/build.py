@@ -8,6 +8,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm, Tap, Window
 from meshwright.codegen.lower.program import StageProgram
+from meshwright.forms.alone import replica_lines
 from meshwright.forms.copied import check_copies
 from meshwright.forms.folding import folded_lines, views_in
 from meshwright.forms.grouped import run_of
@@ -111,7 +112,8 @@ def build_rank(
     recorder = Recorder(device)
     groups = make_groups(
         plan, rank, device, pairs_of(plan, programs, rank),
-        (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph)),
+        (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph),
+         *replica_lines(plan)),
     )  # fmt: skip
     stages, lines, tensors = {}, {}, {}
     copies = copies_of(plan.precision)
@@ -135,6 +137,7 @@ def build_rank(
         sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
         if sync.own_states and exchange_of(stage).apart:
             comm.apart = lines[index].own_samples(stage.batch_shares)
+            comm.sums_apart = not program.needs_others
             here = tensors[index]
             sync.take_buffers([here[name] for name in changed(graph) if name in here])
         if copies:

@@ -36,12 +36,14 @@ from meshwright.runtime.step.batch import BatchCutter
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.step.finite import (
     Policy,
+    check_heard,
     check_loss,
     check_norm,
     check_record,
     skips,
 )
 from meshwright.runtime.step.loss_scale import LossScale, leaves_out, overflow_of, unless
+from meshwright.runtime.step.meetings import HeardLoss, LoneReplica, largest
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
@@ -102,6 +104,10 @@ class Job:
         """Of the module, what no stage has."""
         self.user_groups: UserGroups | None = None
         """Of the optimizer that the user passed, if it was one."""
+        self.replica = LoneReplica.of(plan, parts.rank, parts.groups)
+        """Of a plan whose replicas hear late of each other; None: they meet in each step."""
+        self.mean_loss: HeardLoss | None = None
+        """The newest mean of all replicas' losses, where a step returns that of this one."""
         self.on_nonfinite: Policy = "stop"
         self.checked: SelfCheck | None = None
         """What was compared with plain PyTorch; None: nothing."""
@@ -132,7 +138,9 @@ class Job:
         self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None,
         later: Sequence[Batch] = (),
     ) -> Tensor:  # fmt: skip
-        """Trains on one global batch; the loss, the same on every rank.
+        """Trains on one global batch; the loss, the same on every rank. Under a plan whose replicas
+        hear of each other `delay` steps late (`dasgd`) it is that of this replica's own samples:
+        the mean of all comes so many steps later (`mean_loss`, the same on every rank).
 
         Every rank passes the whole batch, or with `sharded` its own part (see `shard`); so with
         `next_batch`, that of the next call, which is sent to a GPU ahead and which some forms of
@@ -359,6 +367,8 @@ class Job:
         it. All methods that read parameters do: only what looks into the job's own tensors needs
         it."""
         self._look_back(all_of_them=True)
+        self._hear(None)
+        check_heard(self, all_of_them=True)
         if self.user_groups is not None:
             self.user_groups.check_ranks(all_of_them=True)
         if not self.parts.is_settled:
@@ -413,7 +423,7 @@ class Job:
                 stage.comm.step = self.state.step + (self.accumulated << 32)
                 stage.reduce_early = last and not self.accumulated
                 stage.loss_scale = self.loss_scale.scale if self.loss_scale else 1.0
-            loss = self._run(self._trainer, batch, sharded)
+            loss = self._run(self._trainer, batch, sharded, self.replica)
             if next_batch is not None:
                 self._cutter.send_ahead(next_batch, sharded=sharded)
         self.accumulated += 1
@@ -437,8 +447,10 @@ class Job:
             return None
         return flatten_batch(batch) if sharded else self._cutter.read(batch)
 
-    def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
-        """Runs the schedule; the loss of the whole job."""
+    def _run(
+        self, executor: Executor, batch: Batch, sharded: bool, replica: LoneReplica | None = None
+    ) -> Tensor:
+        """Runs the schedule; the loss of the whole job, or of a lone replica."""
         section = self.recorder.section
         with section("batch"):
             parts = self._cutter.cut(batch, sharded=sharded)
@@ -454,7 +466,7 @@ class Job:
         with section("schedule"):
             local = executor.run(inputs)
         with section("loss"):
-            loss = whole_loss(self, local)
+            loss = whole_loss(self, local, replica)
         self.progress.at(self.state.step, "end", "idle")
         return loss
 
@@ -464,6 +476,7 @@ class Job:
                 self.user_groups.take()
             with self.recorder.section("gradients"):
                 self.sum_gradients()
+                self._hear(self.state.step)
                 overflow, factor = self._unscaled(gradient_scale)
                 if self._left_out(overflow):
                     return
@@ -471,6 +484,7 @@ class Job:
                 if overflow is not None and self.grad_norm is not None:
                     # Of a step that is left out on the device it is no number.
                     self.grad_norm = torch.where(overflow != 0, 0.0, self.grad_norm)
+        check_heard(self, all_of_them=False)
         if not self.records.late:
             check_norm(self)
         with unless(self.optimizer, overflow):
@@ -478,12 +492,24 @@ class Job:
         if self.user_groups is not None:
             self.user_groups.stepped()
 
+    def _hear(self, step: int | None) -> None:
+        """A lone replica waits for what it has to have heard of others before it ends a step; None:
+        for all that it has asked."""
+        if self.replica is None:
+            return
+        self.progress.at(self.state.step, "losses of earlier steps", "synchronising")
+        with self.failures.guard():
+            for asked in self.replica.due(step):
+                if self.user_groups is not None:
+                    self.user_groups.heard(asked.mark * self.plan.world_size, asked.numbers[1])
+
     def _unscaled(self, factor: float) -> tuple[Tensor | None, Tensor | float]:
         """1.0, on the device, if scaled gradients are not finite, None where none are scaled; and
         `factor` less the scale of the loss, which is another for the next step."""
         if self.loss_scale is None:
             return None, factor
-        overflow = overflow_of(self.parts.reduced, self.device, self.plan.world_size)
+        own = overflow_of(self.parts.reduced, self.device)
+        overflow = largest(own, self.plan.world_size, self.replica)
         less = factor / self.loss_scale.scale
         self.loss_scale.took(overflow)
         return overflow, less
@@ -500,6 +526,7 @@ class Job:
             return False
         for stage in self.parts.stages.values():
             stage.sync.skipped()
+        check_heard(self, all_of_them=False)  # which stops no job that leaves steps out
         self.grad_norm = None
         self._stepped()
         return True

@@ -75,7 +75,8 @@ class Saver:
                 "see what that takes; nearest is a time, such as 10m"
             )
         world = job.plan.world_size
-        self._agreement = Agreement(world, late=job.records.late)
+        lag = 0 if job.replica is None else job.replica.lag
+        self._agreement = Agreement(world, late=job.records.late, lag=lag)
         self._save, self._at_last = save, at_last
         self._writer: BackgroundWriter | None = None
         self._places: deque[tuple[int, Any]] = deque()

@@ -13,6 +13,7 @@ from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.step.loss_scale import overflow_of
+from meshwright.runtime.step.meetings import largest
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
@@ -33,8 +34,9 @@ def check_policy(policy: str) -> Policy:
 
 
 def check_loss(job: "Job", loss: Tensor) -> None:
-    """Every rank has the same loss, so all of them stop, or none."""
-    if _passes(job, loss):
+    """Every rank has the same loss, so all of them stop, or none; lone replicas have their own, and
+    wait for what all found (`check_heard`)."""
+    if job.replica is not None or _passes(job, loss):
         return
     if job.on_nonfinite in _STOPS and job.accumulated:
         job.sum_gradients()  # to say which are not finite; and nothing is to be under way
@@ -50,31 +52,46 @@ def check_norm(job: "Job") -> None:
 def check_record(job: "Job", record: StepRecord) -> None:
     """Both, of a step that is over: where the host does not wait for the device in a step, that is
     when the next one has been sent off."""
-    for loss in record.losses:
+    for loss in record.losses if job.replica is None else ():
         if not _passes(job, loss):
             _blame(job, "the loss", float(loss), record.number)
     if record.norm is not None and not _passes(job, record.norm):
         _blame(job, _NORM, float(record.norm), record.number)
 
 
+def check_heard(job: "Job", *, all_of_them: bool) -> None:
+    """Of the means of losses that lone replicas have heard of: all ranks hear the same in the same
+    step, and stop there, or none does."""
+    if job.replica is None:
+        return
+    for heard in job.replica.heard(all_of_them=all_of_them):
+        job.mean_loss = heard
+        if not _passes(job, heard.loss):
+            _blame(job, "the mean of all replicas' losses", heard.loss, heard.step)
+
+
 _NORM = "the norm of the gradients"
 
 
-def _passes(job: "Job", value: Tensor | LateNumber) -> bool:
+def _passes(job: "Job", value: Tensor | LateNumber | float) -> bool:
     return job.on_nonfinite in ("ignore", "skip") or isfinite(float(value))
 
 
 def skips(job: "Job", losses: Iterable[Tensor | LateNumber]) -> bool:
     """Whether the step is left out, as its loss or its summed gradients are not finite: then rank 0
-    says where. Every rank calls it; on a GPU each step waits for that."""
+    says where, or the first rank of a lone replica, which leaves out steps of its own. Every rank
+    calls it; on a GPU each step waits for that."""
     if job.on_nonfinite != "skip":
         return False
     wrong = [float(loss) for loss in losses if not isfinite(float(loss))]
-    if not wrong and not bool(overflow_of(job.parts.reduced, job.device, job.plan.world_size)):
-        return False
+    alone = job.replica
+    if not wrong:
+        found = overflow_of(job.parts.reduced, job.device)
+        if not bool(largest(found, job.plan.world_size, alone)):
+            return False
     what = f"the loss is {wrong[0]}" if wrong else "the gradients are not finite"
-    where = _where(job)
-    if job.parts.rank == 0:
+    where = _where(job) if alone is None else f" in replica {alone.number}"
+    if job.parts.rank == 0 if alone is None else alone.is_first_rank:
         warnings.warn(
             f"step {job.state.step}: {what}{where}; it is left out (on_nonfinite='skip')",
             stacklevel=4,
@@ -90,6 +107,11 @@ def _blame(job: "Job", what: str, value: float, step: int) -> None:
         return
     where = _where(job)
     job.accumulated = 0
+    # What has come since is of the same fault: who catches this goes on without a look at it.
+    for _ in job.records.over(all_of_them=True):
+        pass
+    if job.replica is not None:
+        job.replica.forget()
     raise NonFinite(
         f"{text}{where}: go on from a checkpoint with a lower learning rate or max_grad_norm, or "
         "let it pass with on_nonfinite='warn'"

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.forms.running import Held
@@ -57,16 +56,13 @@ class LossScale:
         return {"value": self.value, "good": int(self._good), "skipped": self.skipped}
 
 
-def overflow_of(held: Iterable[Held], device: torch.device, world_size: int) -> Tensor:
-    """1.0 on the device if a gradient of the job is not finite, else 0.0; the same on every rank,
-    all of which call it."""
+def overflow_of(held: Iterable[Held], device: torch.device) -> Tensor:
+    """1.0 on the device if a gradient of this rank is not finite, else 0.0."""
     found: list[Tensor] = [h.tensor.grad for h in held if h.tensor.grad is not None]
     wrong = torch.zeros((), dtype=torch.float32, device=device)
     if found:
         norms = torch._foreach_norm([x for x in found if x.numel()], float("inf"))
         wrong = (~torch.stack([norm.to(device) for norm in norms]).isfinite()).any().float()
-    if world_size > 1:
-        dist.all_reduce(wrong, op=dist.ReduceOp.MAX)
     return wrong
 
 

@@ -3,7 +3,8 @@
 Between two steps a rank may be asked for what all have to do together: to save, to leave. It writes
 into the job's store what is to be done and after which step, one that nobody has finished, and all
 look there after each step. A step ends with a sum over all ranks, so who has finished that step
-has waited for the one who asked, and finds what it wrote.
+has waited for the one who asked, and finds what it wrote. Replicas that train alone wait for the
+sum of a step some steps later, so they ask for as many steps more.
 """
 
 import json
@@ -23,9 +24,10 @@ _made = count()
 class Agreement:
     """One rank's view; every rank makes one at the same time, and asks `due` after each step."""
 
-    def __init__(self, world_size: int, *, late: bool) -> None:
-        """`late`: a rank may have sent off a step more than others have finished, as on GPUs."""
-        self._ahead = 2 if late else 1
+    def __init__(self, world_size: int, *, late: bool, lag: int = 0) -> None:
+        """`late`: a rank may have sent off a step more than others have finished, as on GPUs;
+        `lag`: steps after which it waits for the others."""
+        self._ahead = (2 if late else 1) + lag
         self._stride = stride(world_size)
         self._store: Any = job_store() if world_size > 1 else None
         self._key, self._number = f"{_KEY}/{next(_made)}", 0

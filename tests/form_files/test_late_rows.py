@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import job_of, plan_of, trained
@@ -46,6 +46,17 @@ def test_copies_of_owners_and_owners_of_columns(
     assert not [f for f in findings(plan) if f.severity == "error"]
     found = run_ranks(ranks, trained, plan, "some")[0]
     assert_equal(found, alone(plain, optimizer, 0.05, None))
+
+
+def test_both_halves_of_what_the_paper_schedules() -> None:
+    """Gradients of blocks arrive in the order in which the next forward needs them, and rows that
+    are read next go first."""
+    plan = plan_of(3, "adamw", form="late_columns")
+    dear = FormChoice(form="dear", settings={"ahead": 1, "bucket_bytes": 4096})
+    plan = replace(plan, stages=(replace(plan.stages[0], sync=dear),))
+    assert not [f for f in findings(plan) if f.severity == "error"]
+    found = run_ranks(3, trained, plan, "all")[0]
+    assert_equal(found, alone(plain, "adamw", 0.05, None))
 
 
 def _read(plan: Plan, how: str) -> list[Any]:

@@ -163,6 +163,10 @@ def test_search_sends_the_rows_that_occur() -> None:
     distinct = counts.distinct("words.weight", 200_000, 48 // 4)
     assert distinct
     assert choice.sync.settings["rows_each"] == pytest.approx(distinct / 200_000, rel=1e-3)
+    # What is assumed of rows may be off, and what a step takes then is said.
+    (note,) = (note for note in rows.notes if "exponent" in note)
+    told = re.search(r"from 0.85 to 1.25 a step takes ([\d.]+) ms to ([\d.]+) ms", note)
+    assert told and float(told[1]) > 1e3 * rows.predicted.step_s > float(told[2]), note
     # Owners get less than all would, where bytes count and not the number of messages.
     slow = found(wire=1e5, rows=counts).stages[0].by_parameter["words.weight"].sync
     assert slow and slow.form == "late_rows" and slow.settings["ids"] == "0"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from meshwright.codegen.lower.lower import lower
 from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
@@ -37,10 +38,32 @@ class Normed(nn.Module):
         return nn.functional.mse_loss(self.out(torch.tanh(self.norm(self.up(x)))), y)
 
 
-def model() -> nn.Module:
+class Centred(nn.Module):
+    """Ops that are no batch-norm read all samples, by their sums; of its loss a part is of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out = nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.up(x)
+        centred = hidden - hidden.mean(0)
+        spread = centred.square().mean(0).sqrt().mean()
+        decay = self.up.weight.square().sum()
+        return nn.functional.mse_loss(self.out(centred), y) + 0.1 * spread + 0.05 * decay
+
+
+KINDS: dict[str, type[nn.Module]] = {"normed": Normed, "centred": Centred}
+
+
+def micro(kind: str) -> int:
+    return {"normed": MICRO, "centred": 1}[kind]
+
+
+def model(kind: str = "normed") -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Normed().double().train()
+        return KINDS[kind]().double().train()
 
 
 def batch(step: int) -> Batch:
@@ -49,20 +72,20 @@ def batch(step: int) -> Batch:
             torch.randn(SAMPLES, 2, generator=draw, dtype=torch.float64))  # fmt: skip
 
 
-def graph() -> Graph:
-    return trace(model(), batch(0))
+def graph(kind: str = "normed") -> Graph:
+    return trace(model(kind), batch(0))
 
 
-def plan_of(ranks: int, said: dict[str, Any], **sizes: int) -> Plan:
-    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer="sgd")
-    choice = uniform_choice(problem, num_microbatches=MICRO, **sizes)
+def plan_of(ranks: int, said: dict[str, Any], kind: str = "normed", **sizes: int) -> Plan:
+    problem = make_problem(graph(kind), Cluster.local(ranks), precision="fp64", optimizer="sgd")
+    choice = uniform_choice(problem, num_microbatches=micro(kind), **sizes)
     plan = build_plan(problem, choice, predict=False)
     sync = FormChoice(form="dasgd", settings=said)
     return replace(plan, stages=tuple(replace(stage, sync=sync) for stage in plan.stages))
 
 
-def job_of(plan: Plan) -> Any:
-    return compile_job(model(), plan, optimizer="sgd", lr=LR, device="cpu", graph=graph(),
+def job_of(plan: Plan, kind: str = "normed") -> Any:
+    return compile_job(model(kind), plan, optimizer="sgd", lr=LR, device="cpu", graph=graph(kind),
                        check=False)  # fmt: skip
 
 
@@ -73,6 +96,20 @@ def _begun(plan: Plan) -> Any:
     state, differ = full_state(job), differing_copies(job, 1e-12)
     job.close()
     return state, differ
+
+
+def _centred(plans: list[Plan]) -> list[Any]:
+    """Of each: losses, what is exported in the end, and losses of evaluations in between."""
+    found = []
+    for plan in plans:
+        job, losses, asked = job_of(plan, "centred"), [], []
+        for step in range(STEPS):
+            losses.append(float(job.step(batch(step))))
+            if step in (0, 3):
+                asked.append(float(job.eval(batch(9))))
+        found.append((losses, full_state(job, everyone=True), asked))
+        job.close()
+    return found
 
 
 def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
@@ -98,9 +135,9 @@ def _trained(cases: list[tuple[Plan, str]]) -> list[Any]:
     return [*found, _begun(cases[0][0])]
 
 
-def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
+def emulated(shares: tuple[int, ...], every: int, delay: int, kind: str = "normed") -> Any:
     """The same of all replicas one after another, of models of torch's."""
-    own = [model() for _ in shares]
+    own, parts_of = [model(kind) for _ in shares], micro(kind)
     weights = [share / sum(shares) for share in shares]
     steps = [torch.optim.SGD(x.parameters(), lr=LR) for x in own]
     losses, asked = [], []
@@ -126,14 +163,16 @@ def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
                     p += new - old
 
     for step in range(STEPS):
-        parts = [[torch.split(half, list(shares)) for half in x.chunk(MICRO)] for x in batch(step)]
+        parts = [
+            [torch.split(half, list(shares)) for half in x.chunk(parts_of)] for x in batch(step)
+        ]
         total = 0.0
         for i, (x, stepped) in enumerate(zip(own, steps, strict=True)):
             stepped.zero_grad()
-            for micro in range(MICRO):
-                loss = x(parts[0][micro][i], parts[1][micro][i]) / MICRO
+            for number in range(parts_of):
+                loss = x(parts[0][number][i], parts[1][number][i]) / parts_of
                 loss.backward()
-                total += weights[i] * float(loss.detach())
+                total += (not i if delay else weights[i]) * float(loss.detach())
             stepped.step()
         losses.append(total)
         if average and step + 1 == begun + delay:
@@ -147,7 +186,7 @@ def emulated(shares: tuple[int, ...], every: int, delay: int) -> Any:
                 merge()
                 average = []
         if step in (0, 3):
-            seen = model()
+            seen = model(kind)
             seen.load_state_dict(mean())
             asked.append(float(seen.eval()(*batch(9)).detach()))
     return losses, mean(), asked
@@ -192,8 +231,28 @@ def test_each_replica_has_the_statistics_of_its_own_samples(tmp_path: Any) -> No
             assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
 
 
-class Centred(nn.Module):
-    """An op that is no batch-norm reads all samples."""
+def test_sums_over_samples_are_of_a_replica() -> None:
+    """In blocks as in statistics; what a loss has beside samples each replica has. Of one rank, of
+    unequal ones, of two ranks with ZeRO; and where averages are at once all is plain training."""
+    two = {"dp_replicate": 2}
+    plans = [plan_of(2, LATE, "centred", **two),
+             plan_of(2, LATE, "centred", **two)]  # fmt: skip
+    plans[1] = replace(plans[1], stages=(replace(plans[1].stages[0], batch_shares=(8, 4)),))
+    found = run_ranks(2, _centred, plans)
+    each = [(found[0][0], (6, 6)), (found[0][1], (8, 4))]
+    sharded = plan_of(4, LATE, "centred", dp_replicate=2, dp_shard=2, zero=1)
+    shares = sharded.stages[0].batch_shares
+    each.append((run_ranks(4, _centred, [sharded])[0][0], (sum(shares[:2]), sum(shares[2:]))))
+    for (losses, state, asked), own in each:
+        wanted, values, seen = alone(emulated, own, 3, 2, "centred")
+        assert losses == pytest.approx(wanted, rel=1e-10)
+        assert asked == pytest.approx(seen, rel=1e-10), "evaluation is of all samples"
+        for name, x in values.items():
+            assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
+
+
+class Contrasted(nn.Module):
+    """Each sample is compared with all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +260,7 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
-        return (hidden - hidden.mean(0)).square().mean()
+        return (hidden @ hidden.T).square().mean()
 
 
 def forwards_s(graph: Graph, ranks: int, **sizes: int) -> list[float]:
@@ -224,7 +283,7 @@ def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
     pins = ("pp=1", "model=1", "dp=4", "sync=dasgd")
     problem = make_problem(graph(), cluster, precision="fp64", optimizer="sgd", constraints=pins)
     plan = search_problem(problem, progress=False)
-    assert any("statistics of a replica's own" in text for text in plan.gives_up)
+    assert any("statistics of batch-norms, are a replica's own" in text for text in plan.gives_up)
     assert any("statistics of batch norms are each replica's own" in note for note in plan.notes)
     assert not [finding for finding in findings(plan) if finding.severity == "error"]
     (spot,) = spots(problem.tables, plan.stages[0])
@@ -235,9 +294,17 @@ def test_the_plan_says_so_and_prices_no_sums_of_statistics() -> None:
     assert late_s < 1e-3 < all_s
     some_s, whole_s = forwards_s(graph(), 4, dp_replicate=2, dp_shard=2, zero=1)
     assert late_s < some_s < whole_s == pytest.approx(all_s), "of the two that share"
-    # Other ops see all samples of a micro-batch, those of all replicas, as in other plans.
-    late_s, all_s = forwards_s(trace(Centred().double(), (batch(0)[0],)), 4, dp_replicate=4)
+    # So with other sums; ops that need other samples meet all replicas.
+    late_s, all_s = forwards_s(graph("centred"), 4, dp_replicate=4)
+    assert late_s < 1e-3 < all_s
+    contrasted = trace(Contrasted().double(), (batch(0)[0],))
+    late_s, all_s = forwards_s(contrasted, 4, dp_replicate=4)
     assert late_s == all_s
+    for traced, others in ((contrasted, True), (graph("centred"), False), (graph(), False)):
+        asked = make_problem(traced, Cluster.local(2), precision="fp64", optimizer="sgd")
+        choice = uniform_choice(asked, num_microbatches=1, dp_replicate=2)
+        (program,) = lower(traced, build_plan(asked, choice, predict=False), 0)
+        assert program.needs_others == others == bool(asked.meeting)
     # Ranks of one replica are on a node, those of the other on two: each has its own links.
     nodes = Cluster.preset("v100-16", num_nodes=2, devices_per_node=3)
     asked = make_problem(graph(), nodes, precision="fp64", optimizer="sgd")

@@ -10,6 +10,8 @@ along what replicas have changed in a round (DiLoCo, Douillard et al. 2023).
 Inside a replica, along dp_shard, ZeRO goes on as `zero` says. A replica's gradient is that of the
 mean over its own samples. States of the optimizer stay its own, and so do the statistics of
 batch-norms, which are those of its own samples: whoever reads parameters sees the mean of both.
+What all have to know together, such as a loss that is no number, they hear `delay` steps later
+(`meshwright.forms.alone`), so that one that is late holds up nobody until then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +57,8 @@ _SETTINGS: Known = {
 
 GIVES_UP = (
     "replicas train alone between averages of their parameters, which arrive steps later: losses "
-    "are near those of plain training, and not equal to them; batch-norms have the statistics of a "
-    "replica's own samples"
+    "are near those of plain training, and not equal to them; the optimizer's state, and "
+    "statistics of batch-norms, are a replica's own"
 )
 
 
@@ -252,7 +254,18 @@ class _Alone(SyncRun):
             if h.tensor.grad is not None:  # of a share of the batch: of its mean from here on
                 h.tensor.grad.div_(self._share)
 
+    def skipped(self) -> None:
+        """Replicas leave out steps of their own, and rounds go on: they count all steps."""
+        self._inner.skipped()
+        self._round()
+        self._inner.written()
+
     def updated(self, later: Callable[[], LaterStep]) -> None:
+        self._round()
+        self._inner.updated(later)
+
+    def _round(self) -> None:
+        """A step is over: averages that are due are taken in, and others begin."""
         self._steps += 1
         self._differ = True
         for number, fragment in enumerate(self._fragments):
@@ -262,7 +275,6 @@ class _Alone(SyncRun):
                 self._start(fragment)
                 if not self._rounds.delay:
                     self._merge(fragment)
-        self._inner.updated(later)
 
     @torch.no_grad()
     def _start(self, fragment: _Fragment) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.costmodel.start_up import StartUp, start_up
+from meshwright.forms.alone import replica_lines
 from meshwright.forms.folding import folded_lines
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
@@ -81,7 +82,7 @@ def dry_run(plan: Plan, graph: Graph) -> DryRun:
         found.append(DryRank(group.ranks, group.stages, memory, _predicted(plan, group)))
     findings += _memory(found)
     ties = tuple(line for tie in find_ties(graph, plan) for line in tie.groups)
-    lines = (*ties, *folded_lines(plan, graph))
+    lines = (*ties, *folded_lines(plan, graph), *replica_lines(plan))
     start = start_up(plan, pairs_of_all(plan, classes), lines)
     findings += start.findings(most_open())
     seconds = time.monotonic() - begun

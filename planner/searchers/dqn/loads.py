@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
-from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.retention import AGAIN, KEEP, offered
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix, sums_of_named
 from meshwright.planner.problem.candidates import StageChoice
+from meshwright.planner.problem.space import mesh_of
 
 MODES = (KEEP, AGAIN, *offered())
 Codes = NDArray[np.int64]
@@ -66,18 +66,20 @@ class Loads:
     def _of(self, stage: StageChoice, count: int, in_flight: int) -> StageLoad:
         """Of a stage that holds so many micro-batches."""
         samples = ceil(self.problem.batch / count / stage.dp)
-        ats = self._ats(stage.devices, stage.dp, stage.model, stage.variant, samples)
+        exchange = self._exchange(stage)
+        own = stage.dp_shard if exchange.apart else 0
+        ats = self._ats(stage.devices, stage.dp, stage.model, stage.variant, samples, own)
         codes = self._codes(stage.recompute, stage.saved)
-        own = [self._sums(at, stage.start, stage.stop, codes) for at in ats]
+        sums = [self._sums(at, stage.start, stage.stop, codes) for at in ats]
         stored, frozen = self._stored(stage)
         size = len(stage.devices) // stage.dp
         rate = self._rate(stage.devices[::size]) if stage.dp > 1 else np.inf
         sync_s = 2 * (stage.dp - 1) / stage.dp * stored / rate
-        sync_s *= 1 + count * len(stage.exchange.fetches) / 4
+        sync_s *= 1 + count * len(exchange.fetches) / 4
         room = max(self._room(stage.devices), 1)
-        held = self._state(stored, frozen, self._exchange(stage), stage.dp_shard)
-        saved = own[0][1] * in_flight
-        busy_s = count * max(busy for busy, _ in own)
+        held = self._state(stored, frozen, exchange, stage.dp_shard)
+        saved = sums[0][1] * in_flight
+        busy_s = count * max(busy for busy, _ in sums)
         return StageLoad(busy_s, float(sync_s), held / room, (held + saved) / room)
 
     def state(self, stage: StageChoice) -> float:
@@ -86,7 +88,7 @@ class Loads:
         return held / max(self._room(stage.devices), 1)
 
     def _exchange(self, stage: StageChoice) -> Exchange:
-        return copied(stage.exchange, self.problem.tables.numbers)
+        return mesh_of(self.problem, stage).exchange
 
     def _stored(self, stage: StageChoice) -> tuple[int, int]:
         """Bytes of a rank's parameters, trained and not; tied ones once."""
@@ -117,16 +119,22 @@ class Loads:
         return self.problem.cluster.tier(ranks).rate
 
     def _places(
-        self, devices: tuple[int, ...], dp: int, model: ModelMesh, variant: str, samples: int
-    ) -> tuple[At, ...]:
-        """One for each type of device; that of the first rank first."""
+        self, devices: tuple[int, ...], dp: int, model: ModelMesh, variant: str, samples: int,
+        own: int = 0,
+    ) -> tuple[At, ...]:  # fmt: skip
+        """One for each type of device; that of the first rank first. `own`: ranks of a replica that
+        trains alone that have samples; 0: none does."""
         tables, size = self.problem.tables, len(devices) // dp
         levels = tables.model_levels(devices[:size], model)
         dp_levels = tables.levels(devices[::size])
+        own_levels = tables.levels(devices[::size][:own]) if own else None
         names = dict.fromkeys(tables.device_names[rank] for rank in devices)
         return tuple(
-            self.runs.canonical(At(BlockSpot(samples, dp, model, name, dp_levels, levels), variant))
+            self.runs.canonical(At(spot, variant))
             for name in names
+            for spot in [
+                BlockSpot(samples, dp, model, name, dp_levels, levels, own_levels=own_levels)
+            ]
         )
 
     # Blocks ---------------------------------------------------------------------------------------

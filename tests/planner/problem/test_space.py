@@ -3,11 +3,21 @@
 from dataclasses import fields, replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from meshwright.forms.sync import chosen, exchange_of, suits
+from meshwright.costmodel.stage.placement import spots, stage_costs
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.sync import chosen, exchange_of, pinnable, suits
 from meshwright.ir.plan.plan import FormChoice
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.space import Mesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.across.places import Places
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.stage_tables import StageTables
+from meshwright.planner.bounds.leaf_bound import LeafBound
+from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import Mesh, mesh_of, meshes
 from tests.planner.problems import cluster, mlp, problem
 
 
@@ -22,8 +32,54 @@ def test_a_form_does_the_same_in_both(copies: int, shards: int) -> None:
             if suits(form, zero):
                 known += 1
                 found = exchange_of(replace(stage, sync=FormChoice(form=form)))
-                tried = Mesh(copies, shards, (), zero, sync=form).exchange
-                for field in fields(found):
-                    got, wanted = (getattr(each, field.name) for each in (tried, found))
-                    assert got == wanted, (form, field.name)
+                same(Mesh(copies, shards, (), zero, sync=form).exchange, found)
     assert known > 5
+
+
+def same(tried: Exchange, found: Exchange) -> None:
+    for field in fields(found):
+        got, wanted = (getattr(each, field.name) for each in (tried, found))
+        assert got == wanted, (found.form, field.name)
+
+
+class Normed(nn.Module):
+    """Replicas meet in its forward, where they do not train alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x)).square().mean()
+
+
+def normed(*pins: str) -> Problem:
+    with torch.device("meta"):
+        return problem(trace(Normed(), (torch.zeros(8, 8),)), cluster(4), constraints=pins)
+
+
+def uniform(asked: Problem, mesh: Mesh) -> Choice:
+    return uniform_choice(asked, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
+                          zero=mesh.zero, num_microbatches=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", pinnable())
+def test_a_form_that_is_pinned_is_priced_so_all_through_a_search(form: str) -> None:
+    """Tables, bounds and plans know of the same rows, and of the same ranks that blocks meet."""
+    pins = "pp=1", "model=1", "dp=4", f"sync={form}"
+    asked = normed(*pins)
+    runs, known = RunCosts(asked), 0
+    tables, leaf = StageTables(runs, Places(asked, (0, 1, 2, 3))), LeafBound(runs)
+    for mesh in meshes(asked, 4, 8):
+        known += 1
+        choice = uniform(asked, mesh)
+        plan = build_plan(asked, choice)
+        (stage,) = plan.stages
+        assert mesh.sync == stage.sync_form == form and plan.predicted
+        same(mesh.exchange, exchange_of(stage))
+        same(mesh_of(asked, choice.stages[0]).exchange, exchange_of(stage))
+        assert (tables.case(0, mesh, 1).spot,) == spots(asked.tables, stage)
+        cost = stage_costs(asked.tables, plan, 0).cost
+        bound_s = leaf.seconds(choice)
+        assert cost.forward_s + cost.backward_s <= bound_s <= plan.predicted.step_s
+    assert known
