@@ -34,7 +34,7 @@ class MemoryPlace:
         return asdict(self)
 
     def held(self) -> Any:
-        """What is there: of each `node_memory.Held` its JSON. OSError if nobody answers."""
+        """What is there: of each `node_memory.KeptSave` its JSON. OSError if nobody answers."""
         return _line_to(self).asked({"what": "list"})["held"]
 
     def read_into(self, name: str, start: int, view: memoryview) -> int:

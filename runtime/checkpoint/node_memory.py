@@ -57,7 +57,7 @@ def given_memory() -> NodeMemory | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KeptSave:
     """A whole save of which a node holds some parts."""
 
     step: int
@@ -72,7 +72,7 @@ class Held:
         return asdict(self)
 
 
-def held(folder: Path) -> list[Held]:
+def held(folder: Path) -> list[KeptSave]:
     """What is in a node's memory."""
     found = []
     for path in sorted(folder.glob("step-*")):
@@ -83,7 +83,7 @@ def held(folder: Path) -> list[Held]:
         with (path / said[0]).open("rb") as file:
             head = _head(file.readline(_LONGEST_HEAD))
         if head is not None:
-            found.append(Held(step, *head, files))
+            found.append(KeptSave(step, *head, files))
     return found
 
 

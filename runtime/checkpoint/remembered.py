@@ -13,7 +13,7 @@ from meshwright.runtime.checkpoint import manifest
 from meshwright.runtime.checkpoint.files import DamagedError
 from meshwright.runtime.checkpoint.manifest import Manifest
 from meshwright.runtime.checkpoint.memory_place import MemoryPlace
-from meshwright.runtime.checkpoint.node_memory import Held, NodeMemory, held
+from meshwright.runtime.checkpoint.node_memory import KeptSave, NodeMemory, held
 from meshwright.runtime.checkpoint.piece_files import InFolder
 
 _AT_ONCE = 16
@@ -80,10 +80,10 @@ def _newest(memory: NodeMemory, known: int) -> tuple[int, Manifest, dict[str, li
     return None
 
 
-def _held_at(place: MemoryPlace) -> list[Held]:
+def _held_at(place: MemoryPlace) -> list[KeptSave]:
     """Nothing of a node that does not answer."""
     try:
-        return [Held(**{**one, "files": tuple(one["files"])}) for one in place.held()]
+        return [KeptSave(**{**one, "files": tuple(one["files"])}) for one in place.held()]
     except OSError:
         return []
 

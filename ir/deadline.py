@@ -1,10 +1,10 @@
-"""When a search must end: every phase asks, also those that make no plans yet."""
+"""When a search must end: every phase asks, also those that make no plans yet, and the trace."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic  # not looked up later: a trace notes who asks `time`, and moves it on
 
 _END: ContextVar[float] = ContextVar("search_end", default=float("inf"))
 """On the clock `time.monotonic`."""
@@ -32,6 +32,15 @@ def until(end: float) -> Iterator[None]:
 
 
 @contextmanager
+def part_of_time(share: float) -> Iterator[None]:
+    """Inside, that share of what is left is all there is; as much as there is if nobody has set an
+    end."""
+    now = monotonic()
+    with until(now + share * (_END.get() - now)):
+        yield
+
+
+@contextmanager
 def stopped_by(stop: threading.Event) -> Iterator[None]:
     """Inside, `check_time` raises SearchStopped once the event is set."""
     token = _STOP.set(stop)
@@ -45,5 +54,5 @@ def check_time() -> None:
     """TimeUp if the search has taken its time, SearchStopped if it is to end."""
     if (stop := _STOP.get()) is not None and stop.is_set():
         raise SearchStopped
-    if time.monotonic() > _END.get():
+    if monotonic() > _END.get():
         raise TimeUp
