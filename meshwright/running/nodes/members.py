@@ -208,6 +208,11 @@ class Membership:
             pass  # the leader has gone, too
         self._closed.set()
         for thread in self._threads:
+            thread.join(QUIET_BEATS * BEAT_S)
+        if any(thread.is_alive() for thread in self._threads):  # and nobody listens any more
+            self.silent = True
+            self.cut()
+        for thread in self._threads:
             thread.join()
 
     def _listen(self) -> None:
