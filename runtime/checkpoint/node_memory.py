@@ -19,6 +19,10 @@ from meshwright.runtime.checkpoint.memory_place import MemoryPlace
 
 MEMORY = "MESHWRIGHT_MEMORY"
 """Environment variable of ranks: a `NodeMemory` as JSON."""
+STATES, STATES_WITH_NEIGHBOUR = 3, 5
+"""What a node's memory holds at most for each of its ranks, in states of a rank: the copy that is
+written, what was written of it and of the one before; and both of these of the neighbour's ranks.
+"""
 _LONGEST_HEAD = 1024
 
 

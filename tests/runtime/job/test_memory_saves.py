@@ -141,6 +141,8 @@ def test_a_node_that_dies_takes_nothing_along(tmp_path, monkeypatch, capfd):
         assert ranks[0][2] == 5 and (tmp_path / "disk/latest").read_text() == "step-00000003\n"
         (kept,) = [int(path.name.removeprefix("step-")) for path in servers[0][0].glob("step-*")]
         assert kept in (4, 5)
+        kept_there = servers[0][0].glob("step-*/*.safetensors")
+        assert sorted(path.stem for path in kept_there) == ["part-00000", "part-00002"]
         place = three[0].others[0]
         for secret, start, name in (
             ("", START, "step-00000009.partial/part-00000.safetensors"),
