@@ -4,10 +4,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from time import monotonic  # not looked up later: a trace notes who asks `time`, and moves it on
+from time import monotonic, thread_time  # bound here: a trace notes who asks `time`, and changes it
 
 _END: ContextVar[float] = ContextVar("search_end", default=float("inf"))
 """On the clock `time.monotonic`."""
+_BUSY_END: ContextVar[float] = ContextVar("trace_end", default=float("inf"))
+"""On the processor clock of this thread."""
 
 
 _STOP: ContextVar[threading.Event | None] = ContextVar("search_stop", default=None)
@@ -32,11 +34,20 @@ def until(end: float) -> Iterator[None]:
 
 
 @contextmanager
-def part_of_time(share: float) -> Iterator[None]:
-    """Inside, that share of what is left is all there is; as much as there is if nobody has set an
-    end."""
-    now = monotonic()
-    with until(now + share * (_END.get() - now)):
+def busy_for(seconds: float) -> Iterator[None]:
+    """Inside, `check_time` raises TimeUp once this thread has computed for so long, or for as long
+    as one around it allows: what others do on the machine ends nothing that cannot be cut short."""
+    token = _BUSY_END.set(min(thread_time() + seconds, _BUSY_END.get()))
+    try:
+        yield
+    finally:
+        _BUSY_END.reset(token)
+
+
+@contextmanager
+def part_of_busy(share: float) -> Iterator[None]:
+    """Inside, that share of what is left is all there is; no end if nobody has set one."""
+    with busy_for(share * (_BUSY_END.get() - thread_time())):
         yield
 
 
@@ -54,5 +65,5 @@ def check_time() -> None:
     """TimeUp if the search has taken its time, SearchStopped if it is to end."""
     if (stop := _STOP.get()) is not None and stop.is_set():
         raise SearchStopped
-    if monotonic() > _END.get():
+    if monotonic() > _END.get() or thread_time() > _BUSY_END.get():
         raise TimeUp

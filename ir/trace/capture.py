@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from meshwright.ir.deadline import part_of_time
+from meshwright.ir.deadline import part_of_busy
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.bags import GivenBags
 from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
@@ -113,7 +113,7 @@ def _export(
     hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
     with as_traced(step, originals), own_draws() as drawn, clocks() as read:
         before = kept_state(step, functions)
-        with part_of_time(FORWARD):
+        with part_of_busy(FORWARD):
             program = torch.export.export(step, inputs, strict=False)
     hook.remove()
     return program, bool(moved(before, after) or read or drawn())

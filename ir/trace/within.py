@@ -1,10 +1,9 @@
 """A time limit of a search holds for the trace before it, too."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from meshwright.ir.deadline import TimeUp, until
+from meshwright.ir.deadline import TimeUp, busy_for
 from meshwright.ir.errors import TraceError
 
 LEAST_S = 30.0
@@ -13,14 +12,15 @@ LEAST_S = 30.0
 
 @contextmanager
 def traced_within(time_limit_s: float) -> Iterator[None]:
-    """Inside, a trace that takes longer than a search may, and than `LEAST_S`, is a TraceError."""
+    """Inside, a trace that computes for longer than a search may take, and than `LEAST_S`, is a
+    TraceError."""
     most_s = max(time_limit_s, LEAST_S)
     try:
-        with until(time.monotonic() + most_s):
+        with busy_for(most_s):
             yield
     except TimeUp as error:
         raise TraceError(
-            f"tracing the model took longer than {most_s:g} s, and there is no plan without a "
+            f"tracing the model takes longer than {most_s:g} s, and there is no plan without a "
             f"graph: nearest is a time limit of {2 * most_s:g} s (--time-limit {2 * most_s:g}); a "
             "graph that `mw.trace` has made needs none"
         ) from error
