@@ -24,6 +24,8 @@ from meshwright.running.nodes.meeting import MeetingPlace
 LIMIT_S = 600.0
 NODE_RANKS = {2: 2, 3: 1}
 """Of each node, by how many there are."""
+_FEW = 3
+"""Steps, of which no median is told."""
 _PLACES = 2
 """Where nodes may meet: another one may lead."""
 _LOOKS = """
@@ -196,7 +198,8 @@ def read(name: str, code: int, said: str, folder: Path) -> Outcome:
     losses, again, again_at, step_s = {}, None, 0, []
     for path in sorted(folder.glob("run*/start-*/metrics.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        step_s += [median(b["time"] - a["time"] for a, b in pairwise(rows))] * (len(rows) > 3)
+        if len(rows) > _FEW:
+            step_s.append(median(b["time"] - a["time"] for a, b in pairwise(rows)))
         for row in rows:
             losses[row["step"]] = row["loss_metrics/global_avg_loss"]
             later = at is not None and row["time"] > at and path.parent.name != "start-0"
