@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import RESTARTS
 from meshwright.running import memory_folder
 from meshwright.running.memory_server import MemoryServer
@@ -214,6 +215,8 @@ def test_the_folder_goes_with_its_owner(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "meshwright-foreign", "meshwright-held", "other"
     ]  # fmt: skip
+    with pytest.raises(PlanError, match="none of neighbour, machine, off; nearest is 'neighbour'"):
+        memory_folder.check_memory_saves("neighbor")
     monkeypatch.setattr(memory_folder, "ROOT", tmp_path / "nothing")
     with memory_folder.memory_folder() as path:
         assert path is None
