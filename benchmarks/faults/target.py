@@ -87,7 +87,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
                 time.sleep(_CALM_S * ("--hang" not in fault.more))
                 happened.write_text(str(time.time()))
             fault.act(x)
-        time.sleep(fault.pause_s if fault and start != "0" else 0.0)
+        time.sleep(fault.pause_s if fault and start != "0" and number >= AT else 0.0)
         yield x, y
 
 
