@@ -156,6 +156,11 @@ def exported(plan: Any, cluster: Any) -> Iterator[str]:
                 yield f"export {target}: {problem}"
 
 
+_NAMED = re.compile(r"# .*|#SBATCH --job-name=[A-Za-z0-9._-]+")
+"""Lines of a shell script that may say what a model is called: comments, and a job's name of
+letters and dashes, whatever they spell."""
+
+
 def injected(target: str, text: str) -> str:
     """Where a text that means harm has become something else than text; or nothing."""
     if target in ("accelerate", "kubeflow", "skypilot"):
@@ -163,7 +168,7 @@ def injected(target: str, text: str) -> str:
     if target == "torchtitan":
         return python_injection(text)
     if target in ("torchrun", "slurm", "megatron"):
-        own = (line for line in text.split("\n") if not line.startswith("# "))
+        own = (line for line in text.split("\n") if not _NAMED.fullmatch(line))
         return next((f"line {line!r}" for line in own if MARK in line), "")
     return ""
 

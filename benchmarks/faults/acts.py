@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch.distributed as dist
 from torch import Tensor
 
 RANKS = 3
+SLOWER = 4
 WHERE = "FAULT_FOLDER"
 """The variable that names the folder of a run."""
 _LAST_S = 0.02
@@ -114,6 +116,21 @@ def _stop_node(x: Tensor) -> None:
     os.kill(os.getppid(), signal.SIGSTOP)
 
 
+def _grow_slow(x: Tensor) -> None:
+    """From here on each action takes four times as long."""
+    from meshwright.runtime.step.executor import Executor
+
+    take = Executor._take
+
+    def slow(self: Executor, *given: Any) -> Any:
+        began = time.perf_counter()
+        made = take(self, *given)
+        time.sleep((SLOWER - 1) * (time.perf_counter() - began))
+        return made
+
+    Executor._take = slow  # type: ignore[method-assign]
+
+
 def _end_node(x: Tensor) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
 
@@ -133,8 +150,8 @@ class Fault:
     """Options of `meshwright run`."""
     exact: bool = True
     """Whether steps have the losses of a run without a fault; all are taken if it ends with 0."""
-    nodes: bool = False
-    """Whether it is of a job on two nodes."""
+    nodes: int = 0
+    """Of a job on so many; 0: on this machine alone."""
     comes_back: bool = False
     """Whether the node that has gone is started again."""
     wakes: bool = False
@@ -143,6 +160,16 @@ class Fault:
     """Whether somebody starts it again, as all of it was killed."""
     pause_s: float = 0.0
     """Of each later batch, so that there is time for that."""
+    saves_every: int = 2
+    """Steps, on the disk."""
+    in_memory: bool = False
+    """Whether it goes on from what is in the memory of nodes alone. Each earlier batch takes half a
+    second then, so that there is something."""
+    steps: int = 12
+    wide: bool = False
+    """Whether it is of the model that computes for long."""
+    relieved: bool = False
+    """Whether the job is to go on with a plan whose steps are shorter."""
 
 
 def _at(*places: tuple[int, int]) -> frozenset[tuple[int, int]]:
@@ -183,11 +210,20 @@ FAULTS: Mapping[str, Fault] = {
         _nan, "", _EVERYONE, more=("--on-nonfinite", "skip"), exact=False),
     "NaN, back": Fault(
         _nan, "", _EVERYONE, more=("--on-nonfinite", "back"), exact=False),
-    "node killed": Fault(_kill_node, "node 1 is gone", _at((0, 2)), nodes=True),
-    "leading node killed": Fault(_kill_node, "", _at((0, 0)), nodes=True),
-    "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=True),
+    "none, wide model": Fault(
+        lambda x: None, "", steps=120, wide=True, saves_every=10**6),
+    "slow rank": Fault(
+        _grow_slow, "rank 1 (device 1) takes ", _at(*((start, 1) for start in range(9))),
+        steps=120, wide=True, relieved=True, saves_every=10**6),
+    "node killed": Fault(_kill_node, "node 1 is gone", _at((0, 2)), nodes=2),
+    "one node of three killed, the disk has nothing": Fault(
+        _kill_node, "node 1 is gone", _at((0, 1)), nodes=3, saves_every=10**6, in_memory=True),
+    "leading node killed": Fault(_kill_node, "", _at((0, 0)), nodes=2),
+    "node asked to end": Fault(_end_node, "", _at((0, 2)), nodes=2),
     "node killed, and back": Fault(
-        _kill_node, "node 1 is gone", _at((0, 2)), nodes=True, comes_back=True, pause_s=2.5),
+        _kill_node, "node 1 is gone", _at((0, 2)), nodes=2, comes_back=True, pause_s=2.5),
     "leading node stopped, and goes on": Fault(
-        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=True, wakes=True, pause_s=2.5),
+        _stop_node, "node 0 leads no more", _at((0, 0)), nodes=2, wakes=True, pause_s=2.5),
 }  # fmt: skip
+BASES = {False: "none", True: "none, wide model"}
+"""Whose losses those of the others are compared with, by whether they are of the wide model."""

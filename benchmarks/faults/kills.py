@@ -26,7 +26,7 @@ def killed_at_random(count: int, plan: Path) -> tuple[str, int, int]:
         runs = {}
         for name in ("whole", "killed"):
             command = command_of(
-                plan, folder / name, STEPS_A_KILL * count, "50", ("--retry-lost", "1")
+                plan, folder / name, STEPS_A_KILL * count, 50, ("--retry-lost", "1")
             )
             kills = str(count if name == "killed" else 0)
             process = subprocess.Popen(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.faults.acts import FAULTS, WHERE
 
-BATCH = 12
+BATCH, WIDE_BATCH, _WIDE = 12, 96, 1024
 AT = 6
 """The batch, counted from 0, before which ranks have their fault; every second step is saved."""
 FAULT, KILLS = "FAULT_OF_RANKS", "FAULT_KILLS"
@@ -40,23 +40,44 @@ class Net(nn.Module):
         return ((self.c(h) - y) ** 2).sum() / x.shape[0]
 
 
+class WideNet(nn.Module):
+    """Computes for some hundredths of a second, so that it matters where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        wide = (nn.Linear(8, _WIDE), nn.Linear(_WIDE, _WIDE), nn.Linear(_WIDE, _WIDE))
+        self.layers = nn.Sequential(*(layer for each in wide for layer in (each, nn.Tanh())))
+        self.last = nn.Linear(_WIDE, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.last(self.layers(x)) - y) ** 2).sum() / x.shape[0]
+
+
 def model() -> Any:
     """A target of `meshwright`."""
-    return Net().double(), _batch(0)
+    return Net().double(), _batch(0, BATCH)
 
 
-def _batch(number: int) -> tuple[Tensor, Tensor]:
+def wide_model() -> Any:
+    """Another one."""
+    return WideNet().double(), _batch(0, WIDE_BATCH)
+
+
+def _batch(number: int, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    x = torch.randn(BATCH, 8, generator=generator, dtype=torch.float64)
-    return x, torch.randn(BATCH, 4, generator=generator, dtype=torch.float64)
+    x = torch.randn(size, 8, generator=generator, dtype=torch.float64)
+    return x, torch.randn(size, 4, generator=generator, dtype=torch.float64)
 
 
 def data() -> Iterator[tuple[Tensor, Tensor]]:
     """Batches, and the fault that the environment asks for on this rank of this start."""
     start, rank = os.environ.get("MESHWRIGHT_STARTED", "0"), os.environ.get("RANK", "0")
     fault = FAULTS.get(os.environ.get(FAULT, ""))
+    size = WIDE_BATCH if fault and fault.wide else BATCH
     for number in range(10**6):
-        x, y = _batch(number)
+        x, y = _batch(number, size)
+        time.sleep(0.5 if fault and fault.in_memory and 0 < number < AT else 0.0)
         time.sleep(_BATCH_S if KILLS in os.environ else 0.0)
         while _killed() < min(int(os.environ.get(KILLS, "0")), number // STEPS_A_KILL):
             time.sleep(_BATCH_S)
@@ -66,7 +87,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
                 time.sleep(_CALM_S * ("--hang" not in fault.more))
                 happened.write_text(str(time.time()))
             fault.act(x)
-        time.sleep(fault.pause_s if fault and start != "0" else 0.0)
+        time.sleep(fault.pause_s if fault and start != "0" and number >= AT else 0.0)
         yield x, y
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from meshwright.ir.deadline import part_of_busy
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.bags import GivenBags
 from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
@@ -97,6 +98,11 @@ def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
     return channels_last(made) if is_channels_last(given) else made
 
 
+FORWARD = 0.4
+"""Of the time of a trace, that a model's forward takes: torch, which asks no clock, works on for
+longer afterwards."""
+
+
 def _export(
     step: TrainingStep, inputs: tuple[torch.Tensor, ...], originals: Mapping[int, torch.Tensor]
 ) -> tuple[ExportedProgram, bool]:
@@ -107,7 +113,8 @@ def _export(
     hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
     with as_traced(step, originals), own_draws() as drawn, clocks() as read:
         before = kept_state(step, functions)
-        program = torch.export.export(step, inputs, strict=False)
+        with part_of_busy(FORWARD):
+            program = torch.export.export(step, inputs, strict=False)
     hook.remove()
     return program, bool(moved(before, after) or read or drawn())
 

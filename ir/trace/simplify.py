@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.frequency import count_frequencies
 from meshwright.ir.graph.graph import Arg, Kind, Ref
@@ -22,6 +23,7 @@ def simplify(raw: Raw) -> Raw:
     for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, draw_noise,
                     count_frequencies, _drop_identities, _mark_gradients, _drop_detach,
                     drop_dead):  # fmt: skip
+        check_time()
         raw = rewrite(raw)
     return raw
 

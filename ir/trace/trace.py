@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import MeshwrightError, TraceError
 from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.blocks import find_blocks
@@ -140,7 +141,9 @@ def _traced(
         raw = simplify(read(captured))
         if scaling_of(precision):
             raw = narrow_products(raw, known_precision(precision))
+        check_time()
         raw, fusions = fuse(raw, kernels, wins)
+        check_time()
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
     made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))

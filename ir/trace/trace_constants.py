@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from meshwright.ir.deadline import check_time
 from meshwright.ir.torch_private import (
     DATA,
     DATA_SET,
@@ -81,6 +82,7 @@ class KnownValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        check_time()
         kwargs = kwargs or {}
         given = leaves((args, kwargs))
         if self._own and any(id(x) in self._own for x in given):

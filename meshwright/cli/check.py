@@ -109,15 +109,17 @@ def _completed(
     if target is None or cluster is None:
         parse_minimal(parse_json(read_text(path), str(path)), str(path))
         raise typer.BadParameter("a plan by hand is completed for --model and --cluster")
+    from meshwright.ir.trace.within import traced_within
     from meshwright.planner.search.complete import least_excess, minimal_problem
     from meshwright.planner.search.search import search_problem
 
     found, machines = load_target(target, meta=True), load_cluster(cluster)
-    problem = minimal_problem(
-        path, found.model, machines, global_batch_size=global_batch_size,
-        example_inputs=found.example_inputs, loss_fn=found.loss_fn, profile=profile,
-        routes=routes,
-    )  # fmt: skip
+    with traced_within(time_limit_s):
+        problem = minimal_problem(
+            path, found.model, machines, global_batch_size=global_batch_size,
+            example_inputs=found.example_inputs, loss_fn=found.loss_fn, profile=profile,
+            routes=routes,
+        )  # fmt: skip
     try:
         plan = search_problem(problem, time_limit_s=time_limit_s, progress=not quiet)
     except Infeasible as error:

@@ -94,19 +94,21 @@ def _asked(
 
     machines = cluster_of(plan, cluster)
     known = load_profile(profile) if profile else None
-    return Asked.of(plan, machines, _graphs(plan, target), known, time_limit_s)
+    return Asked.of(plan, machines, _graphs(plan, target, time_limit_s), known, time_limit_s)
 
 
-def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
+def _graphs(plan: Plan, target: str, time_limit_s: float) -> "Callable[[int], Graph]":
     from meshwright.ir.trace.trace import trace
+    from meshwright.ir.trace.within import traced_within
 
     model = load_target(target, meta=True)
 
     def traced(batch: int) -> "Graph":
-        graph = trace(
-            model.model, model.example_inputs, model.loss_fn, global_batch_size=batch,
-            kernels=plan.kernels, precision=plan.precision,
-        )  # fmt: skip
+        with traced_within(time_limit_s):
+            graph = trace(
+                model.model, model.example_inputs, model.loss_fn, global_batch_size=batch,
+                kernels=plan.kernels, precision=plan.precision,
+            )  # fmt: skip
         if batch == plan.global_batch_size:
             check(plan, graph)
         return graph

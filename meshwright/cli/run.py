@@ -8,6 +8,7 @@ import typer
 
 from meshwright.arguments.options import MODEL, Data, Json, PlanFile, Target
 from meshwright.ir.errors import PlanError
+from meshwright.running.memory_folder import NEIGHBOUR
 from meshwright.runtime.world.patience import HANG_S
 
 EXAMPLES = (
@@ -69,6 +70,14 @@ RetryLost = Annotated[
         help="with --elastic: seconds until a device that was lost is tried again",
     ),
 ]
+MemorySavesAt = Annotated[
+    str,
+    typer.Option(
+        "--memory-saves",
+        help="with --elastic: keep the newest state in memory too, of its machine and of a "
+        "neighbour, so that no node's death takes it along; machine (its own alone), or off",
+    ),
+]
 Rdzv = Annotated[
     str | None,
     typer.Option(
@@ -109,6 +118,7 @@ def command(
     hang_s: Hang = HANG_S,
     elastic: Elastic = False,
     retry_lost_s: RetryLost = 600.0,
+    memory_saves: MemorySavesAt = NEIGHBOUR,
     cluster: ClusterOfPlan = None,
     rdzv: Rdzv = None,
     nodes: Nodes = None,
@@ -138,6 +148,7 @@ def command(
                 plan_file, target, _of_ranks(context), output=output, cluster=cluster,
                 retry_lost_s=retry_lost_s, as_json=as_json,
                 nodes=None if rdzv is None else NodesChoice.parse(rdzv, nodes, node), save=save,
+                memory_saves=memory_saves,
             )
         )  # fmt: skip
     from meshwright.running.launch import SavingChoice, train
@@ -161,7 +172,18 @@ def command(
 
 
 _OF_SUPERVISOR = frozenset(
-    {"output", "log", "elastic", "retry_lost_s", "cluster", "as_json", "rdzv", "nodes", "node"}
+    {
+        "output",
+        "log",
+        "elastic",
+        "retry_lost_s",
+        "memory_saves",
+        "cluster",
+        "as_json",
+        "rdzv",
+        "nodes",
+        "node",
+    }
 )
 """Options that its ranks do not get as they are."""
 

@@ -111,7 +111,10 @@ def command(
     memory_headroom: Headroom = 0.1,
     objective: Objective = "throughput",
     survives: Survives = "",
-    time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
+    time_limit_s: Annotated[
+        float,
+        typer.Option("--time-limit", help="seconds of each search; and of the trace, 30 at least"),
+    ] = 60.0,
     seed: int = 0,
     profile: Measured = None,
     tensorboard: Logs = None,

@@ -12,11 +12,13 @@ from torch._C._distributed_c10d import TCPStore
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.running.all_starts import start_folder
+from meshwright.running.memory_server import MemoryServer
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.slow_ranks import Standings
 from meshwright.running.spares import Spares
-from meshwright.runtime.checkpoint import fence
-from meshwright.runtime.job import memory_saves
+from meshwright.runtime.checkpoint import fence, node_memory
+from meshwright.runtime.checkpoint.memory_place import MemoryPlace
+from meshwright.runtime.checkpoint.node_memory import NodeMemory
 from meshwright.runtime.world import launcher
 
 
@@ -33,6 +35,13 @@ class JobStart:
     """What ended those before, oldest first, since one that left as it was asked to."""
     token: str = ""
     """Of the lease of whoever leads, where there are several machines."""
+    memories: tuple[MemoryPlace, ...] = ()
+    """Of nodes that give theirs to others."""
+
+    @property
+    def name(self) -> str:
+        """No other start of the job has it."""
+        return f"{self.number:06d}-{self.token}"
 
     def dumps(self) -> dict[str, object]:
         """For JSON."""
@@ -49,6 +58,10 @@ class RankStarter:
     """Of `meshwright run PLAN`, after the plan."""
     memory: Path | None = None
     """A folder for the newest state, in memory."""
+    server: MemoryServer | None = None
+    """Which gives it to other nodes."""
+    copies: bool = True
+    """Whether the next node has copies of what is in it."""
     as_json: bool = False
     """What ranks print goes to stderr."""
     spares: Spares | None = None
@@ -77,8 +90,10 @@ class RankStarter:
         slots = [start.devices[rank] - ours.start for rank in own]
         kind = plan_io.loads(start.plan).cluster.device_kind
         shown = visible(slots) if kind == "cuda" else {}
-        if self.memory is not None:
-            shown[memory_saves.FOLDER] = str(self.memory)
+        if self.memory is not None and self._all_remember(start):
+            shown[node_memory.MEMORY] = self._memory_of(start, node, self.memory).dumps()
+        if self.server is not None:
+            self.server.accept(start.name)
         if self.lease is not None:
             shown |= fence.named_by(self.lease, start.token)
         arguments = ("-m", "meshwright", "run", str(path), *self.arguments, "-o", str(folder))
@@ -86,6 +101,23 @@ class RankStarter:
             len(start.devices), arguments, store, start.number, shown, asked,
             stdout=stdout_of_ranks(self.as_json), own=own, node=node, spares=self.spares,
         )  # fmt: skip
+
+    def memory_at(self, node: int, host: str) -> MemoryPlace | None:
+        """Where others reach this node's memory, if it gives it."""
+        return None if self.server is None else self.server.place(node, host)
+
+    def _all_remember(self, start: JobStart) -> bool:
+        """Whether all nodes with ranks keep the newest state, as all ranks save there or none."""
+        nodes = {n for n in range(len(self.cluster.nodes)) if self.ranks_of(start, n)}
+        return len(nodes) == 1 or nodes <= {place.node for place in start.memories}
+
+    def _memory_of(self, start: JobStart, node: int, folder: Path) -> NodeMemory:
+        """Its neighbour is the next one that has ranks, in a ring."""
+        others = tuple(place for place in start.memories if place.node != node)
+        trains = [place.node for place in others if self.ranks_of(start, place.node)]
+        after = [other for other in trains if other > node]
+        neighbour = min(after or trains, default=-1) if self.copies else -1
+        return NodeMemory(folder, start.name, node, neighbour, others)
 
 
 def stdout_of_ranks(as_json: bool) -> int | None:

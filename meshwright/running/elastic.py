@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.running.all_starts import steps_of_all
 from meshwright.running.crew import Crew, JobStart, OwnMachine, RankStarter, stdout_of_ranks
-from meshwright.running.memory_folder import memory_folder
+from meshwright.running.memory_folder import NEIGHBOUR, OFF, check_memory_saves, memory_folder
+from meshwright.running.memory_server import MemoryServer
 from meshwright.running.nodes import lease as lease_file
 from meshwright.running.nodes.crew_of_nodes import GIVE_UP_S, Follower, LeadingCrew, lead
 from meshwright.running.nodes.lease import Lease, LeaseLost
@@ -215,27 +217,33 @@ def run_elastic(
     as_json: bool = False,
     nodes: NodesChoice | None = None,
     save: Path | None = None,
+    memory_saves: str = NEIGHBOUR,
 ) -> int:
     """Runs a job that survives the loss of devices; its exit code. On a machine that is one of
-    several, with `nodes`, and `save`, the folder of checkpoints.
+    several, with `nodes`, and `save`, the folder of checkpoints. `memory_saves` is one of
+    `memory_folder.MEMORY_SAVES`.
 
     `arguments` are those of `meshwright run` for the ranks, without plan and run directory.
     """
     began, plan = time.time(), plan_io.load(plan_file)
     machines = cluster_of(plan, cluster)
     check_elastic(plan, machines, nodes)
+    check_memory_saves(memory_saves)
     output = output or Path("runs") / plan.hash[:12]
     output.mkdir(parents=True, exist_ok=True)
     replanner = Replanner(plan, machines, load_target(target, meta=True))
     own = machines.nodes[max(0, nodes.node if nodes is not None else 0)]
     with (
-        memory_folder() as memory, children.ending_signals() as asked,
+        memory_folder() if memory_saves != OFF else nullcontext() as memory,
+        children.ending_signals() as asked,
         Spares(len(own.devices), stdout_of_ranks(as_json)) as spares,
-    ):  # fmt: skip
+        ExitStack() as stack,
+    ):
         lease = None if save is None or nodes is None else Lease(save / lease_file.NAME)
         starter = RankStarter(
-            machines, output, arguments, memory if lease is None else None, as_json, spares,
-            None if lease is None else lease.path,
+            machines, output, arguments, memory,
+            None if memory is None or lease is None else stack.enter_context(MemoryServer(memory)),
+            memory_saves == NEIGHBOUR, as_json, spares, None if lease is None else lease.path,
         )  # fmt: skip
         supervisor = Supervisor(replanner, output, OwnMachine(starter), retry_lost_s)
         try:
@@ -281,7 +289,8 @@ def take_part(
                 del crew, lost  # and with it the store that others would find
                 continue
         try:
-            membership = Membership.join(meeting.store, node, meeting.cut)
+            mine = starter.memory_at(node, meeting.place.this_machine())
+            membership = Membership.join(meeting.store, node, meeting.cut, mine)
         except dist.DistError:
             gone = meeting.place
             continue

@@ -1,5 +1,6 @@
 """A folder in memory that outlives the ranks of a job, and goes with their supervisor."""
 
+import difflib
 import os
 import shutil
 import tempfile
@@ -7,9 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from meshwright.ir.errors import PlanError
+from meshwright.ir.text.plain_text import shown
+
 ROOT = Path("/dev/shm")
 """Where Linux keeps files in memory."""
+NEIGHBOUR, OFF = "neighbour", "off"
+MEMORY_SAVES = (NEIGHBOUR, "machine", OFF)
+"""Where the newest state is: in the memory of its node and of the next one, of its node alone, or
+nowhere."""
 _PREFIX, _LOCK = "meshwright-", "lock"
+
+
+def check_memory_saves(text: str) -> None:
+    """PlanError unless it is one of them."""
+    if text not in MEMORY_SAVES:
+        near = difflib.get_close_matches(text, MEMORY_SAVES, 1, 0.0)[0]
+        raise PlanError(
+            f"--memory-saves {shown(text)} is none of {', '.join(MEMORY_SAVES)}; nearest is "
+            f"{near!r}"
+        )
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from meshwright.costmodel.estimate import estimate
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.remaining import without
 from meshwright.ir.cluster.slower import slower
+from meshwright.ir.deadline import SearchStopped, check_time, stopped_by
 from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.search.deadline import SearchStopped, check_time, stopped_by
 from meshwright.planner.search.fewer_devices import SmallerUse, smaller_uses
 from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.search import search

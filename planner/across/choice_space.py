@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 
+from meshwright.ir.deadline import check_time
 from meshwright.planner.across.ladder import Ladder, Treatment
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.shares import balanced_shares
@@ -14,7 +15,6 @@ from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import fits, make_schedule
 from meshwright.planner.problem.space import Mesh, compositions, cuts, meshes, schedules
-from meshwright.planner.search.deadline import check_time
 
 
 @dataclass(frozen=True, slots=True)

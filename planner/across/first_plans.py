@@ -13,6 +13,7 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.retention import AGAIN
+from meshwright.ir.deadline import check_time
 from meshwright.ir.plan.folded import Fold, fold_of
 from meshwright.planner.across.mesh_variants import MeshVariant
 from meshwright.planner.problem.candidates import Choice, recomputable, uniform_choice
@@ -26,7 +27,6 @@ from meshwright.planner.problem.space import (
     recompute_modes,
     schedules,
 )
-from meshwright.planner.search.deadline import check_time
 
 COUNTS = 6
 """Numbers of micro-batches that are tried for each number of stages."""

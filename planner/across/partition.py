@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.ir.deadline import check_time
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_options import Fitted
 from meshwright.planner.problem.space import Mesh
-from meshwright.planner.search.deadline import check_time
 
 
 @dataclass(frozen=True, slots=True)

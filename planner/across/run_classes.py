@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.deadline import check_time
 from meshwright.ir.graph.graph import Block
 from meshwright.planner.problem.problem import Problem
-from meshwright.planner.search.deadline import check_time
 
 DEEP = 2000
 """Blocks up to which there are tables over all runs of them: these grow with the square."""

@@ -25,6 +25,7 @@ from meshwright.forms.retention import KEEP
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.cluster.host import host_of
+from meshwright.ir.deadline import check_time
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.folded import Fold, folded_mesh, folds_of
 from meshwright.planner.across.places import Places
@@ -34,7 +35,6 @@ from meshwright.planner.across.stage_options import Figures, StageOptions, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.problem.space import Mesh
-from meshwright.planner.search.deadline import check_time
 
 _BACKWARDS = (Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_LAST)
 _FEW, _MANY = (10, 10**6), (100, 10**9)

@@ -17,6 +17,7 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.stage.offload import copy_s
 from meshwright.forms.retention import AGAIN, KEEP, moves
+from meshwright.ir.deadline import check_time
 from meshwright.ir.graph.graph import Block
 from meshwright.planner.across.ladder import (
     PLAIN,
@@ -33,7 +34,6 @@ from meshwright.planner.problem.candidates import recomputable
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import free_modes, policy_of
 from meshwright.planner.problem.space import recompute_modes
-from meshwright.planner.search.deadline import check_time
 
 FEW = 9
 """Up to so many ways of a stage all are tried: so many blocks of each pattern in each mode."""

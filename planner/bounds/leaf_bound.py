@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention import AGAIN
+from meshwright.ir.deadline import check_time
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.schedule_tools import traits
 from meshwright.planner.problem.space import mesh_of
-from meshwright.planner.search.deadline import check_time
 
 
 class LeafBound:

@@ -25,6 +25,7 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.stage.placement import step_cores
 from meshwright.forms.exchange_rows import Kind
+from meshwright.ir.deadline import check_time
 from meshwright.planner.across.block_ways import (
     BlockWays,
     Totals,
@@ -47,7 +48,6 @@ from meshwright.planner.problem.space import (
     meshes,
     ways,
 )
-from meshwright.planner.search.deadline import check_time
 
 PRICES = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0, 1.1, 1.5, 2.5, 6.0, 20.0)
 """Prices of memory that are tried, as multiples of what recomputing pays for a byte."""

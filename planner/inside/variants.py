@@ -6,6 +6,7 @@ from functools import cached_property
 from math import prod
 
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
@@ -19,7 +20,6 @@ from meshwright.planner.inside.mesh_space import MeshSpace, mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.prices import AlphaBeta
 from meshwright.planner.pins.placement_rules import PlacementRules
-from meshwright.planner.search.deadline import check_time
 
 CLOSE = 1e-3
 """Layouts are made for prices of a few regimes: on several axes, where proofs are dear, the last

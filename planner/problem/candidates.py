@@ -13,6 +13,7 @@ from meshwright.forms.folding import folded_views
 from meshwright.forms.retention import AGAIN
 from meshwright.forms.sync import exchange, exchange_of
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.layout.layout import balanced
@@ -41,7 +42,6 @@ from meshwright.planner.problem.predict import settled
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy, policy_of
 from meshwright.planner.problem.schedule_tools import USUAL, make_schedule, stages_per_rank
-from meshwright.planner.search.deadline import check_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

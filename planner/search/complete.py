@@ -15,6 +15,7 @@ from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.profile.route_counts import RouteCounts, RoutesGiven
 from meshwright.ir.text.canonical import parse_json, read_text
 from meshwright.ir.trace.trace import trace
+from meshwright.ir.trace.within import traced_within
 from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.handwritten import (
@@ -47,10 +48,11 @@ def complete(
     `given` is a mapping or a JSON file; unknown keys are errors. `profile` and `routes` are as
     `search` takes them. Infeasible says what conflicts.
     """
-    problem = minimal_problem(
-        given, model_or_graph, cluster, global_batch_size=global_batch_size,
-        example_inputs=example_inputs, loss_fn=loss_fn, profile=profile, routes=routes,
-    )  # fmt: skip
+    with traced_within(time_limit_s):
+        problem = minimal_problem(
+            given, model_or_graph, cluster, global_batch_size=global_batch_size,
+            example_inputs=example_inputs, loss_fn=loss_fn, profile=profile, routes=routes,
+        )  # fmt: skip
     return search_problem(problem, time_limit_s=time_limit_s, progress=progress)
 
 

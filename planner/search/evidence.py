@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
+from meshwright.ir.deadline import TimeUp, until
 from meshwright.ir.plan.beside import blocks_wait, chooses_sync, waits_for_collectives
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import rehash
@@ -14,7 +15,6 @@ from meshwright.planner.pins.constraints import ParametersAs, Pin, allowed, free
 from meshwright.planner.problem.predict import in_detail
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES
-from meshwright.planner.search.deadline import TimeUp, until
 from meshwright.planner.search.found import SearchLog
 from meshwright.planner.search.notes import filled, notes_of
 from meshwright.planner.search.plan_comparison import alternative, kind_of

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from meshwright.ir.deadline import check_time
 from meshwright.ir.extensions import Files
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner import finishing
@@ -17,7 +18,6 @@ from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.predict import excess_bytes, settled
 from meshwright.planner.problem.problem import Problem
-from meshwright.planner.search.deadline import check_time
 
 _FILES = Files(finishing, "change")
 BEST, CLOSE = 3, 1.3

@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 from itertools import islice
 
+from meshwright.ir.deadline import TimeUp, until
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.problem import Problem
-from meshwright.planner.search.deadline import TimeUp, until
 from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s, variants
 from meshwright.planner.search.found import SearchLog, pipelines
 from meshwright.planner.search.offers import Offer, find_searcher

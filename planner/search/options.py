@@ -60,7 +60,7 @@ class SearchOptions:
     objective: str = "throughput"
     """Or `memory`, `cheapest`, `batch`."""
     time_limit_s: float = 60
-    """For each cluster."""
+    """For each cluster; and so long, 30 s at least, for the trace before."""
     seed: int = 0
     progress: bool = True
     profile: Profile | Path | str | None = None

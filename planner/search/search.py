@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.forms.survival import part_named
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.deadline import TimeUp, until
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.garbage import rare_collections
 from meshwright.ir.graph.graph import Graph
@@ -17,12 +18,12 @@ from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.route_counts import RouteCounts
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
+from meshwright.ir.trace.within import traced_within
 from meshwright.planner.bounds.bound import forget
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.kernels import kernels_for
 from meshwright.planner.problem.node_order import in_one_order
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.planner.search.deadline import TimeUp, until
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
 from meshwright.planner.search.found import SearchLog, close_to, simplest, with_reason
 from meshwright.planner.search.improve import all_made, improve, relieve, take_first
@@ -81,10 +82,11 @@ def rank(
     @cache
     def graph(batch: int | None) -> Graph:
         if not isinstance(model_or_graph, Graph):
-            return trace(
-                model_or_graph, asked.example_inputs, asked.loss_fn, global_batch_size=batch,
-                kernels=names, wins=wins, precision=precision,
-            )  # fmt: skip
+            with traced_within(asked.time_limit_s):
+                return trace(
+                    model_or_graph, asked.example_inputs, asked.loss_fn, global_batch_size=batch,
+                    kernels=names, wins=wins, precision=precision,
+                )  # fmt: skip
         _check_graph(model_or_graph, batch, names)
         return model_or_graph
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.forms.retention import check as check_retention
+from meshwright.ir.deadline import TimeUp, check_time, until
 from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Improvement
@@ -10,7 +11,6 @@ from meshwright.ir.plan.verify import check
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
-from meshwright.planner.search.deadline import TimeUp, check_time, until
 from meshwright.planner.search.found import SearchLog
 from meshwright.planner.search.objectives import rating
 from meshwright.planner.search.offers import Offer

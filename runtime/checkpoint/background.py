@@ -5,19 +5,22 @@ Each rank writes on a thread of its own what it would write itself, and tells th
 
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 from meshwright.ir.comm.by_store import Aside
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.checkpoint.checkpoint import Snapshot, check_keep, write_whole
+from meshwright.runtime.checkpoint.checkpoint import Snapshot
+
+Write = Callable[[Snapshot, Aside | None], object]
+"""Writes a rank's part; None where it is alone."""
 
 
 class BackgroundWriter:
     """Writes one checkpoint at a time; every rank calls the same methods in the same order."""
 
-    def __init__(self, rank: int, world_size: int, folder: Path, keep: int) -> None:
-        check_keep(keep)
-        self._rank, self._folder, self._keep = rank, folder, keep
+    def __init__(self, world_size: int, where: object, write: Write) -> None:
+        """`where` is what an error names."""
+        self._where, self._write = where, write
         self._aside = Aside() if world_size > 1 else None
         self._thread: threading.Thread | None = None
         self._failed: Exception | None = None
@@ -43,7 +46,7 @@ class BackgroundWriter:
             raise PlanError(str(self._failed)) from self._failed
         if self._failed is not None:
             raise PlanError(
-                f"{self._folder}: a checkpoint could not be written: {self._failed}"
+                f"{self._where}: a checkpoint could not be written: {self._failed}"
             ) from self._failed
 
     def wait(self) -> None:
@@ -54,9 +57,9 @@ class BackgroundWriter:
         self.check()
 
     def _run(self, found: Snapshot) -> None:
-        alone, began = self._aside is None, time.monotonic()
+        began = time.monotonic()
         try:
-            write_whole(found, self._folder, self._rank, self._keep, alone=alone, aside=self._aside)
+            self._write(found, self._aside)
             self.took_s = time.monotonic() - began
         except Exception as error:  # whatever it is, the thread that trains raises it
             self._failed = error

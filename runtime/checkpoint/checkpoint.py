@@ -37,6 +37,8 @@ from meshwright.runtime.checkpoint.manifest import (
 )
 from meshwright.runtime.checkpoint.optimizer_state import OptimizerStates, put_numbers_back
 from meshwright.runtime.checkpoint.parts import Box, Written
+from meshwright.runtime.checkpoint.piece_files import InFolder
+from meshwright.runtime.checkpoint.remembered import Remembered
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
 from meshwright.runtime.job.unread import boxed
@@ -207,10 +209,10 @@ class _Source:
 
 
 def load(
-    job: "Job", folder: Path, *, drop_sync_state: bool = False, newer: Path | None = None
+    job: "Job", folder: Path, *, drop_sync_state: bool = False, newer: Remembered | None = None
 ) -> dict[str, Any]:
-    """Restores what `save` wrote, under any plan; returns its `extra`. A checkpoint `newer`, which
-    lies elsewhere, is tried first.
+    """Restores what `save` wrote, under any plan; returns its `extra`. What is `newer`, in memory,
+    is tried first.
 
     A checkpoint with damaged bytes is named on stderr and the newest sound one before it taken; if
     there is none, PlanError says what is damaged, and the job takes no step before a load succeeds.
@@ -218,16 +220,18 @@ def load(
     damage: list[str] = []
     alone = job.plan.world_size == 1
     for path in _candidates(folder, newer):
+        in_memory = newer is not None and path == newer.path
         try:
             with told(alone, str(path)):
-                source = _opened(path)
+                source = _remembered(newer) if newer is not None and in_memory else _opened(path)
                 _fill(job, replace(source, sync={}) if drop_sync_state else source)
         except DamagedError as error:
             damage.append(str(error))
             continue
-        if damage and job.parts.rank == 0:
+        if (damage or in_memory) and job.parts.rank == 0:
+            why = f"{'; '.join(damage)}. " if damage else ""
             print(
-                f"meshwright: {'; '.join(damage)}. Going on from {path}, step {source.step}",
+                f"meshwright: {why}Going on from {path}, step {source.step}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         for stage in job.parts.stages.values():
@@ -239,12 +243,20 @@ def load(
     raise _everywhere(PlanError("; ".join(damage) + ". There is no sound checkpoint before it"))
 
 
-def _candidates(folder: Path, newer: Path | None) -> Iterator[Path]:
+def _candidates(folder: Path, newer: Remembered | None) -> Iterator[Path]:
     if newer is not None:
-        yield newer
+        yield newer.path
         if not os.path.lexists(folder / folders.LATEST):
             return
     yield from folders.candidates(folder)
+
+
+def _remembered(newer: Remembered) -> _Source:
+    found = newer.whole
+    return _Source(
+        newer.path, found.step, found.model, decode(found.settings), decode(found.extra),
+        found.tensors, found.sync, lambda wanted: parts.read_all(newer, wanted),
+    )  # fmt: skip
 
 
 def _opened(path: Path) -> _Source:
@@ -261,7 +273,7 @@ def _opened(path: Path) -> _Source:
         parts.check(path / name, part)
     return _Source(
         path, found.step, found.model, decode(found.settings), decode(found.extra), found.tensors,
-        found.sync, lambda wanted: parts.read_all(path, wanted),
+        found.sync, lambda wanted: parts.read_all(InFolder(path), wanted),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import manifest
 from meshwright.runtime.checkpoint.files import DamagedError, sync, write
-from meshwright.runtime.checkpoint.manifest import PART
+from meshwright.runtime.checkpoint.manifest import FRAGMENT, PART
 
 LATEST = "latest"
 MARKER = "written-by-meshwright"
@@ -52,9 +52,14 @@ def finish(folder: Path, partial: Path, keep: int) -> Path:
     partial.rename(target)
     sync(folder)
     write(folder / LATEST, target.name + "\n")
+    tidy(folder, target, keep)
+    return target
+
+
+def tidy(folder: Path, target: Path, keep: int) -> None:
+    """Removes what is ours but for the `keep` newest checkpoints up to `target`."""
     for path in _superseded(folder, target, keep):
         remove(path)
-    return target
 
 
 def _superseded(folder: Path, target: Path, keep: int) -> list[Path]:
@@ -79,7 +84,7 @@ def is_ours(path: Path) -> bool:
     inside = list(path.iterdir())
     return any(file.name == MARKER for file in inside) and all(
         file.is_file() and not file.is_symlink()
-        and (file.name in _FILES or PART.fullmatch(file.name))
+        and (file.name in _FILES or PART.fullmatch(file.name) or FRAGMENT.fullmatch(file.name))
         for file in inside
     )  # fmt: skip
 

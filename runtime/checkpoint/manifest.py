@@ -7,7 +7,7 @@ every other byte that is read.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -26,6 +26,8 @@ VERSION = 1
 MAX_BYTES = 4 * 2**30
 PART = re.compile(r"part-[0-9]{5,9}\.safetensors")
 """Names of the files that hold tensors."""
+FRAGMENT = re.compile(r"part-[0-9]{5,9}\.json")
+"""Names of files that say what one rank has written, where nobody has joined them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ def read(folder: Path) -> Manifest:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise DamagedError(f"{path} is longer than {MAX_BYTES} bytes")
+    return parsed(text, path)
+
+
+def parsed(text: str | bytes, path: Path, *, whole: bool = True) -> Manifest:
+    """The manifest that `dumps` wrote as `text`, checked; of one rank alone if not `whole`."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -135,10 +142,35 @@ def read(folder: Path) -> Manifest:
     content = data.get("content")
     if not isinstance(content, dict) or data.get("sha256") != _sum(_canonical(content)):
         raise DamagedError(f"{path} is damaged: its sum is not that of what it says")
-    return _checked(content, path)
+    return _checked(content, path, whole)
 
 
-def _checked(content: dict[str, Any], path: Path) -> Manifest:
+def joined(fragments: Sequence[Manifest], path: Path) -> Manifest:
+    """The manifest of a checkpoint, of those of its ranks, the first one's first; DamagedError if
+    they do not make a whole. Of a number that several ranks wrote, the first counts."""
+    first = fragments[0]
+    pieces: dict[str, dict[tuple[int, ...], StoredPiece]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for one in fragments:
+        if (one.step, one.model) != (first.step, first.model):
+            raise DamagedError(f"{path}: its ranks tell of different steps or models")
+        for name, tensor in one.tensors.items():
+            if kinds.setdefault(name, kind := (tensor.dtype, tensor.shape)) != kind:
+                raise DamagedError(f"{path}: ranks keep {name!r} in different ways")
+            for piece in tensor.pieces:
+                pieces.setdefault(name, {}).setdefault(piece.offsets, piece)
+    made = Manifest(
+        first.step, first.model, first.settings, first.extra,
+        {name: file for one in fragments for name, file in one.files.items()},
+        {name: StoredTensor(*kinds[name], tuple(found.values())) for name, found in pieces.items()},
+        {where: entry for one in fragments for where, entry in one.sync.items()},
+    )  # fmt: skip
+    for name, tensor in made.tensors.items():
+        _check_tensor(name, tensor, made.files, path, whole=True)
+    return made
+
+
+def _checked(content: dict[str, Any], path: Path, whole: bool) -> Manifest:
     try:
         made = Manifest(
             content["step"], content["model"], content["settings"], content["extra"],
@@ -157,12 +189,12 @@ def _checked(content: dict[str, Any], path: Path) -> Manifest:
         if not PART.fullmatch(name):
             raise PlanError(f"{path} names a file {name!r}, which is none of a checkpoint's")
     for name, tensor in made.tensors.items():
-        _check_tensor(name, tensor, made.files, path)
+        _check_tensor(name, tensor, made.files, path, whole=whole)
     return made
 
 
 def _check_tensor(
-    name: str, tensor: StoredTensor, files: Mapping[str, PartFile], path: Path
+    name: str, tensor: StoredTensor, files: Mapping[str, PartFile], path: Path, *, whole: bool
 ) -> None:
     size, count = dtype_named(tensor.dtype).itemsize, 0
     for piece in tensor.pieces:
@@ -177,7 +209,7 @@ def _check_tensor(
         if piece.start + piece.nbytes > file.nbytes:
             raise DamagedError(f"{path}: a piece of {name!r} lies beyond the end of {piece.file}")
         count += numbers
-    if count != prod(tensor.shape):
+    if whole and count != prod(tensor.shape):
         raise DamagedError(
             f"{path}: the pieces of {name!r} have {count} elements, it has {prod(tensor.shape)}"
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from meshwright.runtime.checkpoint.files import DamagedError, opened
 from meshwright.runtime.checkpoint.manifest import PartFile, StoredPiece, Wanted
+from meshwright.runtime.checkpoint.piece_files import PieceFiles
 from meshwright.runtime.checkpoint.values import dtype_name, dtype_named, raw
 
 _DTYPES = {
@@ -96,19 +97,16 @@ def check(path: Path, part: PartFile) -> None:
             raise DamagedError(f"{path} is damaged: its header is not the one that was written")
 
 
-def read(folder: Path, wanted: Wanted, memory: Tensor) -> Tensor:
+def read(files: PieceFiles, wanted: Wanted, memory: Tensor) -> Tensor:
     """A piece, in its room or in `memory`; DamagedError if its bytes are not as written."""
     piece = wanted.piece
-    path = folder / piece.file
     memory = memory[: piece.nbytes] if wanted.room is None else wanted.room
     view = memory.numpy().data
-    with opened(path) as file:
-        file.seek(piece.start)
-        count = file.readinto(view)  # type: ignore[attr-defined]
+    count = files.read_into(piece.file, piece.start, view)
     if count != piece.nbytes or zlib.crc32(view) != piece.crc32:
         raise DamagedError(
-            f"{path} is damaged: the bytes of {wanted.name!r} at {list(piece.offsets)} are not "
-            "those that were written"
+            f"{files.where(piece.file)} is damaged: the bytes of {wanted.name!r} at "
+            f"{list(piece.offsets)} are not those that were written"
         )
     return memory.view(dtype_named(wanted.dtype)).reshape(piece.sizes)
 
@@ -117,7 +115,7 @@ _AHEAD = 2
 """Pieces that are read and summed while one is copied: more would only take memory."""
 
 
-def read_all(folder: Path, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Tensor]]:
+def read_all(files: PieceFiles, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Tensor]]:
     """Each of `wanted` by its number; it holds until the next is asked for."""
     longest = max((w.piece.nbytes for w in wanted if w.room is None), default=0)
     # The same memory again and again: new memory would cost more than reading into it.
@@ -126,7 +124,7 @@ def read_all(folder: Path, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Tens
         running: deque[tuple[int, Future[Tensor]]] = deque()
         for number, one in enumerate(wanted):
             slot = memory[number % len(memory)]
-            running.append((number, beside.submit(read, folder, one, slot)))
+            running.append((number, beside.submit(read, files, one, slot)))
             if len(running) > _AHEAD:
                 first, made = running.popleft()
                 yield first, made.result()

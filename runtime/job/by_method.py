@@ -20,6 +20,7 @@ from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.checkpoint.checkpoint import stored_tensors, told
 from meshwright.runtime.checkpoint.files import write
 from meshwright.runtime.checkpoint.manifest import Manifest
+from meshwright.runtime.checkpoint.piece_files import InFolder
 from meshwright.runtime.checkpoint.shard_boxes import ShardBox
 from meshwright.runtime.job.handshake import (
     check_identity,
@@ -131,7 +132,7 @@ class MethodJob:
                 for key, x in found.tensors.items() if key.startswith("shared/")
             }  # fmt: skip
             fills = to_fill([self._boxes(room)], found.tensors)
-            for number, read in parts.read_all(path, [fill.wanted for fill in fills]):
+            for number, read in parts.read_all(InFolder(path), [fill.wanted for fill in fills]):
                 copy(fills[number], read)
         self.run.load(room)
         self.steps = found.step

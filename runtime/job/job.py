@@ -20,6 +20,7 @@ from meshwright.ir.trace.loss_module import Batch, flatten_batch, nested_batch
 from meshwright.runtime.check.run import SelfCheck
 from meshwright.runtime.checkpoint import beside, checkpoint
 from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
+from meshwright.runtime.checkpoint.remembered import Remembered
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.job.executors import executor_of
 from meshwright.runtime.job.stale import Guard
@@ -311,10 +312,10 @@ class Job:
         scheduler: Any = None,
         *,
         drop_sync_state: bool = False,
-        newer: Path | None = None,
+        newer: Remembered | None = None,
     ) -> None:
-        """Goes on from the newest checkpoint in `folder`, or from the one `newer` if that is sound,
-        with the random numbers of the job that saved it; every rank calls it.
+        """Goes on from the newest checkpoint in `folder`, or from what is `newer`, in memory, if
+        that is sound, with the random numbers of the job that saved it; every rank calls it.
 
         `drop_sync_state`: what a form of synchronisation kept between steps may be lost, where the
         plan is another.

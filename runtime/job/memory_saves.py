@@ -1,79 +1,65 @@
-"""The newest state in the memory of the machine, for a job that its supervisor starts again.
+"""The newest state in the memory of nodes, for a job that is started again.
 
-`meshwright run --elastic` outlives its ranks, and so does a folder in memory (tmpfs) that it gives
-them. They save there far more often than to disk, as such a save takes little; whoever is started
-again goes on from there if it is newer than the disk's, and sound. It is gone with the machine.
+`meshwright run --elastic` outlives its ranks, and so does a folder in memory (tmpfs) that it keeps
+on each node. Ranks save there far more often than to disk, as such a save takes little; whoever is
+started again goes on from there if it is newer than the disk's, whole and sound. With several nodes
+each also has what the one before it has: no node's death takes the newest state along.
 """
 
-import os
-import shutil
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from meshwright.ir.comm.by_store import from_first
+from meshwright.ir.comm.by_store import Aside
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
+from meshwright.runtime.checkpoint.checkpoint import Snapshot
+from meshwright.runtime.checkpoint.memory_writes import write_parts
+from meshwright.runtime.checkpoint.node_memory import NodeMemory, free_bytes
+from meshwright.runtime.checkpoint.remembered import Remembered, newest
 from meshwright.runtime.job.job import Job
 
-FOLDER = "MESHWRIGHT_MEMORY"
-"""Environment variable: the folder that the supervisor keeps."""
 SHARE = 0.01
 """Of the time, that such saves may hold up training."""
 LEAST_S = 1.0
 """From one save to the next."""
+NO_ROOM_S = 60.0
+"""After one for which a node had no room."""
 _BYTES = 24
 """A parameter with its optimizer's state, in float64."""
 _ROOM = 3
-"""What must be free, in states: one is there while the next is written from a copy."""
-
-
-def given_folder() -> Path | None:
-    """The supervisor's folder, if there is one."""
-    text = os.environ.get(FOLDER, "")
-    return Path(text) if text else None
+"""What must be free, in states of a node: a copy, what is written of it, and the neighbour's."""
 
 
 class MemorySaves:
     """Saves of a job in memory; every rank calls the same methods in the same order."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        self._job, self._folder = job, folder
-        self._writer = BackgroundWriter(job.parts.rank, job.plan.world_size, folder, keep=1)
-        self._room = _ROOM * _BYTES * sum(tensor.numel for tensor in job.graph.parameters)
+    def __init__(self, job: Job, memory: NodeMemory) -> None:
+        self._job, self._memory = job, memory
+        self._writer = BackgroundWriter(job.plan.world_size, memory.folder, self._write)
+        nodes = 1 + len(memory.others)
+        numbers = sum(tensor.numel for tensor in job.graph.parameters)
+        self._room = _ROOM * _BYTES * numbers // nodes
         self._since, self._held_s = time.monotonic(), 0.0
-        self._off = False
+        self._off = self._full = False
 
-    def newer_than(self, step: int) -> Path | None:
-        """The newest checkpoint here if it is of a later step; every rank calls it."""
-
-        def newest() -> Path | None:
-            try:
-                found = self._folder / folders.named(self._folder)
-            except PlanError:
-                return None
-            return found if folders.step_of(found) > step else None
-
-        found: Path | None = from_first(newest())
-        return found
+    def newer_than(self, step: int) -> Remembered | None:
+        """The newest state here if it is of a later step; every rank calls it."""
+        return newest(self._memory, step)
 
     def is_due(self) -> bool:
         """Whether it is time; rank 0 asks."""
         if self._off or self._writer.is_writing:
             return False
-        waits_s = max(LEAST_S, self._held_s / SHARE)
-        return time.monotonic() - self._since > waits_s and self._has_room()
+        waits_s = max(LEAST_S, self._held_s / SHARE, NO_ROOM_S * self._full)
+        return time.monotonic() - self._since > waits_s and (
+            free_bytes(self._memory.folder) > self._room
+        )
 
-    def _has_room(self) -> bool:
-        try:
-            free = shutil.disk_usage(self._folder).free
-        except OSError:  # somebody has removed it: the job goes on, with the disk alone
-            return False
-        return min(psutil.virtual_memory().available, free) > self._room
+    def _write(self, found: Snapshot, aside: Aside | None) -> None:
+        job = self._job
+        own, ranks = job.parts.rank, job.plan.world_size
+        self._full = not write_parts(found, self._memory, own, ranks, aside)
 
     def save(self, scheduler: Any) -> None:
         """Copies the state and begins to write it. What fails ends these saves, not the job."""

@@ -17,20 +17,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
 
-from meshwright.ir.comm.by_store import from_first, meet
+from meshwright.ir.comm.by_store import Aside, from_first, meet
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.text.plain_text import shown
 from meshwright.ir.torch_private import RESTARTS
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.background import BackgroundWriter
+from meshwright.runtime.checkpoint.checkpoint import Snapshot, check_keep, write_whole
+from meshwright.runtime.checkpoint.node_memory import given_memory
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.memory_saves import MemorySaves, given_folder
+from meshwright.runtime.job.memory_saves import MemorySaves
 from meshwright.runtime.job.save_interval import SaveInterval as SaveInterval
 from meshwright.runtime.job.save_interval import chosen_interval_s
 from meshwright.runtime.world.agreement import Agreement
@@ -85,8 +88,10 @@ class Saver:
         self._folder = None if folder is None else Path(folder)
         self._bad_step = -1
         if folder is not None:
-            self._writer = BackgroundWriter(job.parts.rank, world, Path(folder), keep)
-        memory = None if folder is None else given_folder()
+            check_keep(keep)
+            whole = partial(_write_whole, Path(folder), job.parts.rank, keep)
+            self._writer = BackgroundWriter(world, folder, whole)
+        memory = None if folder is None else given_memory()
         self._memory = None if memory is None else MemorySaves(job, memory)
         self._saved = job.state.step
         """The newest step in the folder."""
@@ -278,6 +283,10 @@ class Saver:
             assert self.asked_by is not None
             self.job.close()
             raise SystemExit(RETRY if self.saves else 128 + self.asked_by)
+
+
+def _write_whole(folder: Path, rank: int, keep: int, found: Snapshot, aside: Aside | None) -> None:
+    write_whole(found, folder, rank, keep, alone=aside is None, aside=aside)
 
 
 def _newest_step(folder: Path) -> int:

@@ -1,16 +1,23 @@
 """A search ends when its time is up, whatever it is doing, and leaves a plan if there is one."""
 
+import itertools
 import time
+from functools import partial
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from meshwright.ir.errors import Infeasible
+from meshwright.ir import deadline
+from meshwright.ir.deadline import TimeUp, check_time, until
+from meshwright.ir.errors import Infeasible, TraceError
 from meshwright.ir.plan.plan_io import dumps, loads
+from meshwright.ir.trace import within
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.across import run_classes
 from meshwright.planner.problem.problem import make_problem
-from meshwright.planner.search.complete import least_excess
-from meshwright.planner.search.deadline import TimeUp, check_time, until
-from meshwright.planner.search.search import search_problem
+from meshwright.planner.search.complete import complete, least_excess
+from meshwright.planner.search.search import search, search_problem
 from tests.planner.chains import chain, machine, problem
 
 SLACK_S = 4.0
@@ -56,6 +63,34 @@ def test_what_fits_nowhere_ends_in_time() -> None:
     nearest = least_excess(problem(600, 8, 4, "memory<=1MB"), 0.5)  # as `check` of one by hand does
     assert nearest is None or nearest.predicted
     assert time.monotonic() - began < 0.5 + SLACK_S
+
+
+class _Deep(nn.Module):
+    """More layers than seconds."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def test_a_trace_that_takes_too_long_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is a second later than the one before."""
+    clock = itertools.count()
+    monkeypatch.setattr(deadline, "thread_time", lambda: float(next(clock)))
+    asked = partial(search, _Deep(200), machine(2), example_inputs=torch.ones(4, 4), progress=False)
+    with pytest.raises(TraceError, match=r"longer than 30 s.*--time-limit 60"):
+        asked(time_limit_s=5)
+    assert next(clock) < 40, "at once"
+    with pytest.raises(TraceError, match="longer than 50 s"):
+        complete({"tp": 2}, _Deep(200), machine(2), example_inputs=torch.ones(4, 4),
+                 time_limit_s=50)  # fmt: skip
+    with within.traced_within(1e6):
+        assert trace(_Deep(2), torch.ones(4, 4)).blocks
 
 
 def test_the_earlier_deadline_counts() -> None:

@@ -39,6 +39,7 @@ STEPS = 6
 TRAIN = """
 import os, pathlib, signal, time, torch
 from torch import nn
+from meshwright.runtime.checkpoint.node_memory import given_memory
 from meshwright.runtime.job import memory_saves
 
 if "RANK" in os.environ:  # the supervisor builds the model as well, in the process of the tests
@@ -64,7 +65,7 @@ def data():
     for number in range(1000):
         if number == 3 and (os.environ.get("MESHWRIGHT_STARTED"), os.environ["RANK"]) == ("0", "1"):
             until = time.monotonic() + 30  # the state of a step before is whole in memory
-            newest = pathlib.Path(os.environ[memory_saves.FOLDER], "latest")
+            newest = given_memory().folder / "latest"
             while not newest.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -224,6 +224,24 @@ def test_a_leader_that_is_stopped_is_left(monkeypatch):
         leader.kill()
 
 
+def test_who_leaves_waits_for_no_leader_that_was_stopped_meanwhile(monkeypatch):
+    monkeypatch.setattr(members, "BEAT_S", 0.05)
+    asked, cut = threading.Event(), threading.Event()
+
+    def add(key, count):
+        if key.startswith("beat"):
+            asked.set()
+            cut.wait(WAIT_S)
+            raise dist.DistError("broken off")
+        return 1
+
+    store = SimpleNamespace(add=add, set=lambda key, value: None)
+    membership = Membership.join(store, -1, cut.set)
+    assert asked.wait(WAIT_S)
+    membership.leave()
+    assert cut.is_set() and membership.silent
+
+
 def test_a_leader_that_was_slow_before_is_waited_for_longer():
     looks, cut_at = [], []
     membership = Membership(None, lambda: cut_at.append(len(looks)))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.routing import spread_evenly
-from meshwright.planner.search.deadline import check_time
 from meshwright.running import replan
 from meshwright.running.replan import Replanner
 from tests.tools.report.plans import piped

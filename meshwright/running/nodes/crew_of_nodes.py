@@ -19,6 +19,7 @@ from meshwright.running.nodes.meeting import Meeting
 from meshwright.running.nodes.members import Members, Membership
 from meshwright.running.ranks import JobEnd
 from meshwright.running.slow_ranks import Standings
+from meshwright.runtime.checkpoint.memory_place import MemoryPlace
 from meshwright.runtime.world import launcher
 from meshwright.runtime.world.children import GRACE_S
 from meshwright.runtime.world.exit_codes import RETRY
@@ -84,7 +85,10 @@ class LeadingCrew:
         self, start: JobStart, meanwhile: Callable[[], None],
         leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
-        start = replace(start, token=self.lease.token)
+        host = self.meeting.place.this_machine()
+        mine = self.starter.memory_at(self.members.own, host)
+        memories = (*([mine] if mine else []), *self.members.memories())
+        start = replace(start, token=self.lease.token, memories=memories)
         store = launcher.open_store(self.meeting.place.host)
         told, own = self.meeting.store, self.members.own
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
@@ -245,7 +249,8 @@ class Follower:
     def _start(self, line: dict[str, Any], asked: list[int]) -> None:
         port, self.others, away = line.pop("port"), set(line.pop("others")), line.pop("away")
         devices, self.failures = tuple(line.pop("devices")), tuple(line.pop("failures"))
-        start = JobStart(**line, devices=devices, failures=self.failures)
+        memories = tuple(MemoryPlace(**place) for place in line.pop("memories"))
+        start = JobStart(**line, devices=devices, failures=self.failures, memories=memories)
         self.started = start.number + 1
         own, told = self.starter.ranks_of(start, self.node), self.meeting.store
         if not own:

@@ -50,6 +50,15 @@ class MeetingPlace:
         loops = any(ip_address(name).is_loopback for name in named)
         return loops or not named.isdisjoint({str(address.address) for address in ours})
 
+    def this_machine(self) -> str:
+        """What others that reach the place may call this machine."""
+        if self.is_here():
+            return self.host
+        family, _, _, _, address = socket.getaddrinfo(self.host, self.port)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect(address)  # it only looks for the way: nothing is sent
+            return str(way.getsockname()[0])
+
     def answers(self) -> bool:
         """Whether somebody has opened it."""
         try:

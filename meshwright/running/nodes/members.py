@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from meshwright.ir.errors import PlanError
 from meshwright.running.nodes.each_beat import EachBeat
+from meshwright.runtime.checkpoint.memory_place import MemoryPlace
 from meshwright.runtime.world.failure import BEAT_S
 from meshwright.runtime.world.stillness import Stillness
 
@@ -27,6 +28,8 @@ _COUNT, _OVER = "count", "over"
 @dataclass
 class _Member:
     node: int
+    memory: Any = None
+    """Where its memory is to be reached, if it gives it."""
     beats: Stillness = field(default_factory=lambda: Stillness(b""))
 
 
@@ -58,6 +61,12 @@ class Members:
         """Member -> node, of those that are there, without the leader."""
         with self._lock:
             return {number: member.node for number, member in self._here.items()}
+
+    def memories(self) -> list[MemoryPlace]:
+        """Of those that give theirs, without the leader's."""
+        with self._lock:
+            known = [(its.node, its.memory) for its in self._here.values() if its.memory]
+        return [MemoryPlace(**{**memory, "node": node}) for node, memory in known]
 
     def begin(self, number: int) -> dict[int, int]:
         """Those that may take part in the start of that number: whoever comes later may in the next
@@ -124,7 +133,9 @@ class Members:
             free = [node for node in free if node == wanted]
         if free:
             del self._waiting[number]
-            self._here[number] = _Member(free[0])
+            has = self.store.check([key := f"memory/{number}"])
+            memory = json.loads(self.store.get(key)) if has else None
+            self._here[number] = _Member(free[0], memory)
             place = {"node": free[0], "start": self.next_start}
             self.store.set(f"place/{number}", json.dumps(place))
 
@@ -144,12 +155,17 @@ class Membership:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
-    def join(cls, store: Any, wanted: int, cut: Callable[[], None]) -> "Membership":
-        """Says that this node is there, and which one it would be: -1 for any."""
+    def join(
+        cls, store: Any, wanted: int, cut: Callable[[], None], memory: MemoryPlace | None = None
+    ) -> "Membership":
+        """Says that this node is there, which one it would be, -1 for any, and where its memory is
+        to be reached."""
         found = cls(store, cut)
         found._begin(found._listen)
         try:
             found.number = store.add(_COUNT, 1)
+            if memory is not None:
+                store.set(f"memory/{found.number}", json.dumps(memory.dumps()))
             store.set(f"hello/{found.number}", json.dumps(wanted))
         except BaseException:
             found._closed.set()  # or it would cut the connections of the next meeting
@@ -191,6 +207,11 @@ class Membership:
         except (dist.DistError, RuntimeError):
             pass  # the leader has gone, too
         self._closed.set()
+        for thread in self._threads:
+            thread.join(QUIET_BEATS * BEAT_S)
+        if any(thread.is_alive() for thread in self._threads):  # and nobody listens any more
+            self.silent = True
+            self.cut()
         for thread in self._threads:
             thread.join()
 

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from meshwright.costmodel.start_up import StartUp
 from meshwright.ir.text.units import size
+from meshwright.runtime.checkpoint.node_memory import STATES, STATES_WITH_NEIGHBOUR
 from meshwright.tools.dry.run import DryRank, DryRun
 
 ROWS = 24
@@ -32,6 +33,7 @@ def show(done: DryRun, console: Console) -> None:
         highlight=False,
     )
     console.print(_start(done.start), highlight=False)
+    console.print(_in_memory(done), highlight=False)
 
 
 def _start(start: StartUp) -> str:
@@ -43,6 +45,18 @@ def _start(start: StartUp) -> str:
         f"{start.sockets:,} sockets of a rank at most (rank {start.busiest_rank}), "
         f"{start.store_sockets:,} of the job's store; {start.store_operations:,} operations of "
         f"the store; about {start.seconds:.1f} s (estimate)"
+    )
+
+
+def _in_memory(done: DryRun) -> str:
+    """What `meshwright run --elastic` keeps on the host, beside what the job itself has there."""
+    state = max(
+        (r.memory.parameters_bytes + r.memory.optimizer_bytes for r in done.ranks), default=0
+    )
+    return (
+        f"run --elastic keeps the newest state in host memory: at most "
+        f"{size(STATES_WITH_NEIGHBOUR * state)} for each rank of a node, {size(STATES * state)} on "
+        "one node or with --memory-saves machine; where there is no room, none is kept"
     )
 
 

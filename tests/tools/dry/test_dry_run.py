@@ -12,6 +12,7 @@ from rich.console import Console
 
 import meshwright as mw
 from meshwright.ir.errors import MismatchError
+from meshwright.ir.text.units import size
 from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_private import fake_mode
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -64,6 +65,8 @@ def test_256_ranks_in_one_process():
     assert re.search(r"at start [\d,]+ groups, 8 of a rank at most; \d+ sockets of a rank at most "
                      r"\(rank \d+\), 769 of the job's store; [\d,]+ operations of the store; "
                      r"about \d+\.\d s \(estimate\)", console.file.getvalue())  # fmt: skip
+    state = max(r.memory.parameters_bytes + r.memory.optimizer_bytes for r in done.ranks)
+    assert f"at most {size(5 * state)} for each rank of a node" in console.file.getvalue()
     assert all(rank.memory.peak_bytes > rank.memory.parameters_bytes > 0 for rank in done.ranks)
 
 
