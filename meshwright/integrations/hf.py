@@ -6,7 +6,7 @@ Trainer's; a step is the job's. The plan says how large a global batch is.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import started_again
@@ -152,12 +153,10 @@ class JobTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """The loss of a global batch, whose gradients the job keeps until the optimizer steps."""
-        tensors = _tensors(inputs)
         if not self._compared:
-            check_same(tensors)
+            check_same(flatten_batch(inputs))
             self._compared = True
-        after = self._groups.after()
-        loss = self._job_optimizer.accumulate(tensors, None if after is None else _tensors(after))
+        loss = self._job_optimizer.accumulate(inputs, self._groups.after())
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             torch.cuda.empty_cache()
@@ -171,7 +170,7 @@ class JobTrainer(Trainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The loss of a global batch; a job gives no logits."""
-        return self.job.eval(_tensors(inputs)).to(self.args.device), None, None
+        return self.job.eval(inputs).to(self.args.device), None, None
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """A rank's part: Trainer adds up those of all ranks, which read the same batch."""
@@ -242,7 +241,3 @@ class JobTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self.job.load(os.path.join(checkpoint, _CHECKPOINT), self.lr_scheduler)
-
-
-def _tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
