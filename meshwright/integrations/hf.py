@@ -17,13 +17,12 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, train
 
 from meshwright.integrations.ahead import BatchGroups
 from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
-from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
+from meshwright.integrations.hf_data import EpochSampler, batches, check_counts
 from meshwright.integrations.hf_saves import SavesInTrainer, newest_whole
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.saver import started_again
@@ -91,7 +90,6 @@ class JobTrainer(Trainer):
         self.add_callback(self._saves)
         self._groups = BatchGroups()
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
-        self._compared = False
         # Over any override, which made the optimizer that the job has now.
         self.create_optimizer = lambda model=None: self._job_optimizer  # type: ignore[method-assign]
 
@@ -153,9 +151,6 @@ class JobTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """The loss of a global batch, whose gradients the job keeps until the optimizer steps."""
-        if not self._compared:
-            check_same(flatten_batch(inputs))
-            self._compared = True
         loss = self._job_optimizer.accumulate(inputs, self._groups.after())
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
