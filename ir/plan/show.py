@@ -246,7 +246,8 @@ def _kernels(plan: Plan) -> Iterator[str]:
         yield "fused kernels: " + ", ".join(put_in)
     for fusion in plan.kernels:
         for miss in fusion.missed:
-            yield f"no {fusion.kernel} at {miss.where} ({miss.places} places): {miss.why}"
+            count = f"{miss.places} place{'s' * (miss.places != 1)}"
+            yield f"fused kernel {fusion.kernel} left out at {miss.where} ({count}): {miss.why}"
 
 
 def _clipping(plan: Plan) -> str:

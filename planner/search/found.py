@@ -117,8 +117,8 @@ def with_reason(best: Plan, found: SearchLog) -> Plan:
     if fastest is best or faster <= 0:
         return best
     note = (
-        f"chosen because it is simpler: {name_of(fastest)} is {faster:.2%} faster by prediction, "
-        "which is less than steps vary"
+        f"chosen because it is simpler: {name_of(fastest)} is predicted {faster:.2%} faster, and "
+        "the time of a step varies by more"
     )
     return replace(best, notes=(*best.notes, note))
 
