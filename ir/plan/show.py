@@ -339,8 +339,8 @@ def _limits(plan: Plan) -> list[int]:
 
 def _schedule(plan: Plan) -> Table:
     table = Table(title=f"Schedule: {plan.schedule.name}", **STYLE)
-    table.add_column("group", min_width=5)
-    table.add_column("actions", no_wrap=True, overflow="ellipsis")
+    table.add_column("group", min_width=5, no_wrap=True)
+    table.add_column("actions")
     rows = plan.schedule.rows
     for i in range(len(rows)):
         if SCHEDULE_ROWS <= i < len(rows) - 1:

@@ -1,11 +1,12 @@
 """The printed plan says what a reader must know."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import ProfileId
+from meshwright.ir.plan.plan import ProfileId, ScheduleTable
 from meshwright.ir.plan.predicted import Alternative, Breakdown, Evidence
 from meshwright.ir.plan.show import seconds, to_text
 from meshwright.ir.text.units import size
@@ -96,6 +97,14 @@ def test_long_schedules_are_cut() -> None:
     lines = str(many_ranks()).splitlines()
     assert any("183 more groups" in line for line in lines)
     assert sum("199F" in line for line in lines) == 1
+
+
+def test_narrow_terminals_cut_nothing() -> None:
+    """Rows of a schedule go on below, and keep their numbers."""
+    long = plan(schedule=ScheduleTable(name="x", rows=("0F0 " * 23 + "0B7",) * 2))
+    text = to_text(long, width=60)
+    assert "…" not in text and text.count("0B7") == 2
+    assert re.search(r"^ 1 +0F0 0F0", text, re.M)
 
 
 def test_devices_that_the_prediction_does_not_know_are_named() -> None:
