@@ -8,7 +8,9 @@ of
     meshwright search 'hf:GPT2Config{"n_embd": 4096, "n_layer": 32, "n_head": 32}' -c a100-80:8x8 \
         -b 256 --pin 'pp in 4,8' --pin 'tp in 2,4' --pin num_microbatches=8 -o plan.json
 
-and of what `make demo` leaves: `demo-run/plan.json` and `demo-run/run`. Chromium must be installed.
+and of what `make demo` leaves (`demo-run/plan.json`, `demo-run/run`), or of its model with
+`profile --minutes 0.6 --pin pp=4`, `search --pin pp=4` and `run --steps 24`. Chromium must be
+installed.
 """
 
 import re

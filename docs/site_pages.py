@@ -25,6 +25,12 @@ What `import meshwright as mw` has, as `mw.NAME`. Each is loaded when it is firs
 """
 
 
+def on_config(config: Any) -> Any:
+    """Each page says at its foot of which version it is."""
+    config.copyright = f"meshwright {meshwright.__version__}"
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages."""
     for name in BESIDE:

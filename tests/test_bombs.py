@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from meshwright.arguments.targets import cluster_of, load_cluster
 from meshwright.ir.cluster.cluster import MAX_DEVICES, Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.bounds import figure_problems
 from meshwright.ir.plan.plan import ScheduleTable
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile import measured
@@ -91,6 +92,17 @@ HEAD = '{"schema": "meshwright.plan/2.0", "stages": ['
 )
 def test_plans(text: str, says: str):
     refused(lambda: plan_io.loads(text, check_hash=False), says)
+
+
+@dataclass
+class Large:
+    model_flops: float
+
+
+def test_a_step_of_the_largest_models_is_told():
+    """405B parameters and 4 Mi tokens: 1.1e19."""
+    assert not list(figure_problems("step", Large(1.1e19), frozenset(), frozenset()))
+    assert list(figure_problems("step", Large(1e30), frozenset(), frozenset()))
 
 
 ROWS = (

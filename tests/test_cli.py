@@ -190,6 +190,9 @@ def test_a_truncated_plan_is_refused(plan_file, tmp_path, capsys):
     broken = tmp_path / "broken.json"
     broken.write_text(plan_file.read_text()[:500])
     assert invoke("show", str(broken)) == 4
+    broken.write_text("import torch\n")
+    assert invoke("show", str(broken)) == 4
+    assert "is no JSON: it begins with 'import torch" in capsys.readouterr().err
 
 
 def test_a_target_has_the_same_weights_in_each_process():

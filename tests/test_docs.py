@@ -9,6 +9,7 @@ from docs.generate import DOCS, cli_page, pages, schema_page
 from meshwright.cli import COMMANDS
 from meshwright.ir.plan.plan_io import json_schema
 
+TEST = re.compile(r"`(tests/[\w/.]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -34,3 +35,9 @@ def test_every_command_and_key_has_its_place():
 def test_links_lead_somewhere(page: Path):
     for link in LINK.findall(page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_tests_that_pages_name_exist():
+    named = {name for page in DOCS.rglob("*.md") for name in TEST.findall(page.read_text())}
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if not (DOCS.parent / name).exists()]

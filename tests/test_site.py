@@ -23,6 +23,14 @@ def test_the_site_builds_and_has_every_page(tmp_path):
     text = (tmp_path / "api.html").read_text()
     assert not [name for name in meshwright.__all__ if f'id="meshwright.{name}"' not in text]
     assert len(list((tmp_path / "notebooks").glob("*.html"))) == 6
+    assert f"meshwright {meshwright.__version__}" in (tmp_path / "index.html").read_text()
+
+
+def test_a_version_is_the_same_wherever_it_is_written():
+    newest = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert newest and cited
+    assert newest[1] == cited[1] == meshwright.__version__
 
 
 def test_links_between_files_are_links_between_pages():

@@ -12,5 +12,5 @@ def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     for index, stage in enumerate(plan.stages):
         if stage.dp == 1:
             continue
-        why = "its gradients lie in their bucket already: nothing is packed"
+        why = "its gradients lie side by side in one buffer already, so nothing is packed"
         yield FoundSpot(f"stage {index}", "" if stage.is_sharded else why, index)

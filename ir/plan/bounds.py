@@ -24,6 +24,8 @@ MAX_PATTERNS = 2**12
 MAX_SECONDS = 1e10
 """Also of those since 1970."""
 MAX_FIGURE = 1e18
+MAX_FLOPS = 1e27
+"""Of a step of a whole job: one of 405B parameters has 1e19 with 4 Mi tokens."""
 LEAST = 1e-12
 """Of what others are divided by."""
 
@@ -141,5 +143,11 @@ def figure_problems(
             yield from figure_problems(f"{where}.{i}", item, signed, positive)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         low = -MAX_FIGURE if name in signed else LEAST if name in positive else 0
-        high = MAX_SECONDS if name.endswith("_s") and "_per_s" not in name else MAX_FIGURE
-        yield from (text for _, text in _beyond("", where, value, low, high))
+        yield from (text for _, text in _beyond("", where, value, low, _most(name)))
+
+
+def _most(name: str) -> float:
+    """The largest figure that a field of this name may have."""
+    if name.endswith("_flops"):
+        return MAX_FLOPS
+    return MAX_SECONDS if name.endswith("_s") and "_per_s" not in name else MAX_FIGURE

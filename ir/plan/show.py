@@ -252,7 +252,7 @@ def _kernels(plan: Plan) -> Iterator[str]:
         for why, missed in alike.items():
             places = sum(miss.places for miss in missed)
             many = f"{places} place{'s' * (places != 1)}"
-            yield f"no {fusion.kernel} at {_where(missed)} ({many}): {why}"
+            yield f"fused kernel {fusion.kernel} left out at {_where(missed)} ({many}): {why}"
 
 
 def _where(missed: Sequence[Missed]) -> str:
@@ -352,8 +352,8 @@ def _limits(plan: Plan) -> list[int]:
 
 def _schedule(plan: Plan) -> Table:
     table = Table(title=f"Schedule: {plan.schedule.name}", **STYLE)
-    table.add_column("group", min_width=5)
-    table.add_column("actions", no_wrap=True, overflow="ellipsis")
+    table.add_column("group", min_width=5, no_wrap=True)
+    table.add_column("actions")
     rows = plan.schedule.rows
     for i in range(len(rows)):
         if SCHEDULE_ROWS <= i < len(rows) - 1:

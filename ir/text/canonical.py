@@ -132,6 +132,9 @@ def parse_json(text: str, where: str) -> Any:
             parse_float=finite, parse_int=short,
         )  # fmt: skip
     except json.JSONDecodeError as error:
+        start = text.lstrip()[:20]
+        if error.msg == "Expecting value" and start and not text[: error.pos].strip():
+            raise PlanError(f"{where} is no JSON: it begins with {shown(start)}") from error
         ended = error.pos >= len(text.rstrip()) or text.rstrip()[-1:] not in "}]"
         hint = "; the file ends too early (truncated?)" if ended else ""
         raise PlanError(

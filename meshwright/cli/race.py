@@ -47,8 +47,10 @@ def command(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Run plans in turns and keep the fastest. Under torchrun, this process is one rank; otherwise
-    ranks are started here, and again if a plan ends the job: the second time that plan is out.
+    """Run plans in turns and keep the fastest.
+
+    Under torchrun, this process is one rank; otherwise ranks are started here, and again if a plan
+    ends the job: the second time that plan is out.
     """
     from meshwright.running.launch import (  # torch is loaded only where it is needed
         batches,

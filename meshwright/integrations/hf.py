@@ -6,7 +6,7 @@ Trainer's; a step is the job's. The plan says how large a global batch is.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, train
 
 from meshwright.integrations.ahead import BatchGroups
 from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
-from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
+from meshwright.integrations.hf_data import EpochSampler, batches, check_counts
 from meshwright.integrations.hf_saves import SavesInTrainer, newest_whole
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.comm.by_store import from_first
@@ -90,7 +90,6 @@ class JobTrainer(Trainer):
         self.add_callback(self._saves)
         self._groups = BatchGroups()
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
-        self._compared = False
         # Over any override, which made the optimizer that the job has now.
         self.create_optimizer = lambda model=None: self._job_optimizer  # type: ignore[method-assign]
 
@@ -152,12 +151,7 @@ class JobTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """The loss of a global batch, whose gradients the job keeps until the optimizer steps."""
-        tensors = _tensors(inputs)
-        if not self._compared:
-            check_same(tensors)
-            self._compared = True
-        after = self._groups.after()
-        loss = self._job_optimizer.accumulate(tensors, None if after is None else _tensors(after))
+        loss = self._job_optimizer.accumulate(inputs, self._groups.after())
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             torch.cuda.empty_cache()
@@ -171,7 +165,7 @@ class JobTrainer(Trainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The loss of a global batch; a job gives no logits."""
-        return self.job.eval(_tensors(inputs)).to(self.args.device), None, None
+        return self.job.eval(inputs).to(self.args.device), None, None
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """A rank's part: Trainer adds up those of all ranks, which read the same batch."""
@@ -242,7 +236,3 @@ class JobTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self.job.load(os.path.join(checkpoint, _CHECKPOINT), self.lr_scheduler)
-
-
-def _tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}

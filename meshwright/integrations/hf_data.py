@@ -1,6 +1,5 @@
 """Batches of a Trainer with a job: every rank reads the same ones, in the order of one process."""
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,8 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import seed_worker
 
-from meshwright.ir.comm.by_store import of_all
-from meshwright.ir.errors import MismatchError, PlanError
+from meshwright.ir.errors import PlanError
 
 
 class EpochSampler(Sampler[int]):
@@ -88,16 +86,3 @@ def check_counts(found: Sequence[Any], *, shifted: bool) -> None:
             "labels that count, and a job gives each batch the same weight: search a plan with a "
             "larger global batch and more micro-batches instead, which weighs each label alike"
         )
-
-
-def check_same(batch: Mapping[str, Tensor]) -> None:
-    """MismatchError unless all ranks have read the same batch."""
-    sums = of_all({name: zlib.crc32(x.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-                   for name, x in batch.items() if x.ndim})  # fmt: skip
-    for rank, theirs in enumerate(sums):
-        if theirs != sums[0]:
-            odd = [name for name in theirs if theirs.get(name) != sums[0].get(name)]
-            raise MismatchError(
-                f"rank {rank} has read another first batch than rank 0 ({', '.join(odd)} differ): "
-                "every rank must read the same global batches, also where collators draw at random"
-            )

@@ -52,6 +52,8 @@ class JobStrategy(Strategy):
     """
 
     strategy_name = "meshwright"
+    num_nodes = 1
+    """Where Lightning puts its Trainer's argument of this name."""
     _layer_sync: Any = None
     """Where Lightning puts what `sync_batchnorm` asks for."""
 

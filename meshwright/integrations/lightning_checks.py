@@ -1,10 +1,13 @@
 """Which hooks and settings of Lightning a job honours, and why not the others.
 
-Closed by default: a method of LightningModule that is overridden and not listed is refused.
+Closed by default: a method of LightningModule that is overridden and not listed is refused. Each
+argument of Trainer is in a table; a test says which ones a newer Lightning has.
 """
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
@@ -56,7 +59,7 @@ def check_lightning(module: LightningModule, trainer: Trainer, plan: Plan) -> No
     found = [
         *_module(module),
         *(text for callback in trainer.callbacks for text in _callback(callback)),  # type: ignore[attr-defined]
-        *_trainer(module, trainer, plan),
+        *(text for why in DEPENDS.values() if (text := why(trainer, plan))),
     ]
     if found:
         raise PlanError("Lightning asks for what a job cannot do:\n  " + "\n  ".join(found))
@@ -92,20 +95,92 @@ def _callback(callback: Callback) -> Iterator[str]:
             yield f"callback {name} overrides {hook}: {_GRADIENTS}"
 
 
-def _trainer(module: LightningModule, trainer: Trainer, plan: Plan) -> Iterator[str]:
+def _algorithm(trainer: Trainer, plan: Plan) -> str:
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
-        yield "gradient_clip_algorithm 'value': a job clips by the global norm"
+        return "gradient_clip_algorithm 'value': a job clips by the global norm"
+    return ""
+
+
+def _precision(trainer: Trainer, plan: Plan) -> str:
     asked = str(trainer.precision)
     half = precision(plan.precision).products == "bfloat16"
-    if asked != "32-true" and not (asked == "bf16-mixed" and half):
-        yield (
-            f"precision {asked!r}: the plan computes in {plan.precision}; leave it out, or "
-            "search a plan for another one"
-        )
-    if getattr(trainer.strategy, "_layer_sync", None) is not None:
-        yield "sync_batchnorm: a job's batch-norm sees the samples of one micro-batch of a rank"
-    if trainer.num_devices != 1:
-        yield f"devices={trainer.num_devices}: each rank trains with one; start ranks by torchrun"
+    if asked == "32-true" or (asked == "bf16-mixed" and half):
+        return ""
+    return (
+        f"precision {asked!r}: the plan computes in {plan.precision}; leave it out, or "
+        "search a plan for another one"
+    )
+
+
+def _batch_norm(trainer: Trainer, plan: Plan) -> str:
+    if getattr(trainer.strategy, "_layer_sync", None) is None:
+        return ""
+    return "sync_batchnorm: a job's batch-norm sees the samples of one micro-batch of a rank"
+
+
+def _devices(trainer: Trainer, plan: Plan) -> str:
+    if trainer.num_devices == 1:
+        return ""
+    return f"devices={trainer.num_devices}: each rank trains with one; start ranks by torchrun"
+
+
+def _nodes(trainer: Trainer, plan: Plan) -> str:
+    known = trainer.num_nodes
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    there = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if known in (1, there):
+        return ""
+    return (
+        f"num_nodes={known}: torchrun has started {there}; leave it out, its --nnodes says how many"
+    )
+
+
+def _validation(trainer: Trainer, plan: Plan) -> str:
+    interval = getattr(trainer, "_val_check_time_interval", None)
+    if interval is None or plan.world_size == 1:
+        return ""
+    return (
+        f"val_check_interval of {interval:g} s: each rank looks at its own clock, and some would "
+        "validate while others train; give a number of batches"
+    )
+
+
+def _plugins(trainer: Trainer, plan: Plan) -> str:
+    """Lightning keeps what was given beside what it chose itself."""
+    chosen: Any = trainer._accelerator_connector
+    for name, why in _PLUGINS.items():
+        if (given := getattr(chosen, name, None)) is not None:
+            return f"plugins {type(given).__name__}: {why}"
+    return ""
+
+
+_PLUGINS = {
+    "_precision_plugin_flag": "the plan says in which precision a job computes",
+    "_cluster_environment_flag": "torchrun says which rank this is",
+}
+DEPENDS: Mapping[str, Callable[[Trainer, Plan], str]] = {
+    "devices": _devices,
+    "gradient_clip_algorithm": _algorithm,
+    "num_nodes": _nodes,
+    "plugins": _plugins,
+    "precision": _precision,
+    "sync_batchnorm": _batch_norm,
+    "val_check_interval": _validation,
+}
+"""Argument of Lightning's Trainer -> why its value does not go with a job; nothing if it does."""
+WORKS = frozenset(
+    """
+    accelerator strategy logger callbacks fast_dev_run max_epochs min_epochs max_steps min_steps
+    max_time limit_train_batches limit_val_batches limit_test_batches limit_predict_batches
+    overfit_batches check_val_every_n_epoch num_sanity_val_steps log_every_n_steps
+    enable_checkpointing enable_progress_bar enable_model_summary accumulate_grad_batches
+    gradient_clip_val deterministic benchmark inference_mode use_distributed_sampler profiler
+    detect_anomaly barebones reload_dataloaders_every_n_epochs default_root_dir
+    enable_autolog_hparams model_registry
+    """.split()
+)
+"""Arguments that do what they do without a job. Callbacks are looked at one by one; batches for
+`predict` are never asked for."""
 
 
 def limit_of(trainer: Trainer, plan: Plan) -> float | None:

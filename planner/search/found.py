@@ -116,9 +116,10 @@ def with_reason(best: Plan, found: SearchLog) -> Plan:
     faster = best.predicted.step_s / fastest.predicted.step_s - 1
     if fastest is best or faster <= 0:
         return best
+    gain = f"{faster:.2%} faster, and the time of a step varies by more"
     note = (
-        f"chosen because it is simpler: {name_of(fastest)} is {faster:.2%} faster by prediction, "
-        "which is less than steps vary"
+        f"chosen because it is simpler: {name_of(fastest)} is predicted "
+        f"{gain if faster >= 5e-5 else 'as fast'}"
     )
     return replace(best, notes=(*best.notes, note))
 

@@ -108,11 +108,15 @@ def _tied(plan: Plan, best: Plan) -> str:
     simpler."""
     assert plan.predicted and best.predicted
     faster = 1 - plan.predicted.step_s / best.predicted.step_s
+    said = f"{faster:.1%} faster, within the tie" if faster >= 5e-4 else "as fast"
     if best.objective in ("throughput", "batch"):
-        said = f"{faster:.1%} faster, within the tie" if faster >= 5e-4 else "as fast"
         for one in (d.machinery for d in in_order() if d.machinery and d.machinery.said):
             own, other = one.of(plan), one.of(best)
             if own > other:
                 return f"{said}, but less simple: {one.said} {own} against {other}"
-    needs = f"{size(plan.predicted.peak_bytes)} against {size(best.predicted.peak_bytes)}"
-    return f"needs more memory: {needs}"
+    needs, less = size(plan.predicted.peak_bytes), size(best.predicted.peak_bytes)
+    return (
+        f"needs more memory: {needs} against {less}"
+        if needs != less
+        else f"{said}, with as much memory"
+    )

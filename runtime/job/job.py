@@ -46,6 +46,7 @@ from meshwright.runtime.step.finite import (
 from meshwright.runtime.step.loss_scale import LossScale, leaves_out, overflow_of, unless
 from meshwright.runtime.step.meetings import HeardLoss, LoneReplica, largest
 from meshwright.runtime.step.regrouping import Retuning
+from meshwright.runtime.step.same_batches import check_same_batches
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
 from meshwright.runtime.step.user_groups import UserGroups
@@ -129,6 +130,8 @@ class Job:
             )
             for training in (True, False)
         )
+        self._compared: set[Executor] = set()
+        """Those whose first batch all ranks have compared."""
         self._open_pairs()
         self.accumulated = 0
         """Batches whose gradients wait for the optimizer."""
@@ -188,10 +191,19 @@ class Job:
         self.residence.skip()
         return loss
 
+    def _compare(self, batch: Batch, sharded: bool, executor: Executor) -> None:
+        """The first batch of a kind, with what other ranks read."""
+        if executor not in self._compared:
+            self._compared.add(executor)
+            own = self._cutter.own_samples if sharded else None
+            with self.failures.guard():
+                check_same_batches(self._cutter.checked(batch, sharded=sharded), own)
+
     def _step(
         self, batch: Batch, kind: StepKind, sharded: bool, next_batch: Batch | None,
         later: Sequence[Batch] = (),
     ) -> Tensor:  # fmt: skip
+        self._compare(batch, sharded, self._trainer)
         with self._recording(kind) as record:
             loss = self.backward(
                 batch, sharded=sharded, last=True, next_batch=next_batch, later=later
@@ -205,6 +217,7 @@ class Job:
         later: Sequence[Batch] = (),
     ) -> Tensor:  # fmt: skip
         """Adds a batch's gradients without an optimizer step; `apply` takes it."""
+        self._compare(batch, sharded, self._trainer)
         with self._recording(self._kind) as record:
             loss = self.backward(
                 batch, sharded=sharded, last=False, next_batch=next_batch, later=later
@@ -267,6 +280,7 @@ class Job:
 
     def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
+        self._compare(batch, sharded, self._evaluator)
         self.settle()
         for stage in self.parts.stages.values():
             stage.comm.training = False

@@ -53,8 +53,9 @@ class BatchCutter:
         self._places = {bags.offsets: name for name, bags in self._bags.items()}
         """Inputs that say where bags lie, and one that has what is in them."""
         self._spans = {stage: self._of_stage(stage) for stage in self._reads}
-        self._own = self._own_samples()
-        self._own_runs = _runs(self._own)
+        self.own_samples = self._find_own_samples()
+        """Global indices of the samples that this rank reads, ascending."""
+        self._own_runs = _runs(self.own_samples)
 
     def _of_stage(self, stage: int) -> list[tuple[int, int]]:
         """Global samples of the stage, per micro-batch."""
@@ -62,8 +63,7 @@ class BatchCutter:
         starts = [first + m * size for m in range(self._plan.num_microbatches)]
         return [(start, start + self.samples[stage]) for start in starts]
 
-    def _own_samples(self) -> list[int]:
-        """Global indices of the samples that this rank reads, ascending."""
+    def _find_own_samples(self) -> list[int]:
         spans = [
             span for stage, reads in self._reads.items() if reads for span in self._spans[stage]
         ]
@@ -82,7 +82,7 @@ class BatchCutter:
 
     def _sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         lie = self._bags.keys() | self._places.keys()
-        index = torch.tensor(self._own, dtype=torch.int64)
+        index = torch.tensor(self.own_samples, dtype=torch.int64)
         return {
             name: self._of_samples(name, values, self._own_runs) if name in lie
             else x.index_select(0, index.to(x.device)) if self._is_batch(name) else x
@@ -106,7 +106,7 @@ class BatchCutter:
 
     def cut(self, batch: Batch, *, sharded: bool) -> Parts:
         """(stage, micro-batch) -> graph input name -> this rank's part, on the device."""
-        given = self._given(batch, sharded)
+        given = self.checked(batch, sharded=sharded)
         coming = self._coming
         if coming is None or self._lane is None or not coming.is_this(given, sharded):
             return self._parts(given, sharded)
@@ -124,7 +124,7 @@ class BatchCutter:
         if self._lane is None:
             return
         try:
-            given = self._given(batch, sharded)
+            given = self.checked(batch, sharded=sharded)
         except PlanError:
             return  # whoever takes a step with it is told
         if any(x.is_inference() for x in given.values()):
@@ -132,11 +132,13 @@ class BatchCutter:
         with self._lane.beside():
             self._coming = ComingBatch.of(given, sharded, self._parts(given, sharded))
 
-    def _given(self, batch: Batch, sharded: bool) -> dict[str, Tensor]:
-        return self._checked(batch, len(self._own) if sharded else self._plan.global_batch_size)
+    def checked(self, batch: Batch, *, sharded: bool) -> dict[str, Tensor]:
+        """The batch's tensors by input name; PlanError unless they have the plan's sizes."""
+        size = len(self.own_samples) if sharded else self._plan.global_batch_size
+        return self._checked(batch, size)
 
     def _parts(self, given: Mapping[str, Tensor], sharded: bool) -> Parts:
-        at = {sample: n for n, sample in enumerate(self._own)} if sharded else None
+        at = {sample: n for n, sample in enumerate(self.own_samples)} if sharded else None
         found = {}
         for stage, reads in self._reads.items():
             for microbatch, (start, stop) in enumerate(self._spans[stage]):

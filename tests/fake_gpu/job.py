@@ -160,6 +160,7 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
         patch.object(Tensor, "record_stream", lambda *_: None),
         patch.object(LateNumber, "__float__", value),
         patch.object(job_file, "Failures", _NoFailures),
+        patch.object(job_file, "check_same_batches", _nothing),
         patch.object(torch.accelerator, "current_accelerator", _no_device),
         patch.object(torch.accelerator, "is_available", lambda: False),
     ]  # fmt: skip

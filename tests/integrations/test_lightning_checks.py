@@ -1,6 +1,8 @@
 """What a LightningModule, its callbacks and its Trainer ask for works with a job, or is refused."""
 
+import inspect
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.spawn import alone
 
 lightning = pytest.importorskip("lightning")
+environments = pytest.importorskip("lightning.pytorch.plugins.environments")
+DoublePrecision = pytest.importorskip("lightning.pytorch.plugins").DoublePrecision
 BATCH, WIDTH, LR = 4, 6, 0.05
 
 
@@ -107,6 +111,13 @@ class Overriding(Module):
         self.outputs.append(-1.0)
 
 
+class Unscheduled(Module):
+    """Where nothing is logged that a schedule could look at."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.model.parameters(), lr=LR)
+
+
 def fit(folder: Any, module: Any, strategy: Any, *, steps: int = 5, **more: Any) -> Any:
     given = {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "logger": False, **more}
     made = lightning.Trainer(
@@ -159,6 +170,64 @@ def test_a_module_does_what_it_does_without_a_job(
         torch.testing.assert_close(found["weights"][path], value, rtol=1e-5, atol=1e-6, msg=path)
 
 
+FLAGS: dict[str, dict[str, Any]] = {
+    "limits": {
+        "limit_train_batches": 3, "limit_val_batches": 1, "limit_test_batches": 1, "max_steps": 5,
+        "min_epochs": 1, "min_steps": 1, "max_time": {"hours": 1}, "val_check_interval": 2,
+        "num_sanity_val_steps": 1, "reload_dataloaders_every_n_epochs": 1, "profiler": "simple",
+        "log_every_n_steps": 1, "deterministic": True, "benchmark": False, "inference_mode": False,
+        "use_distributed_sampler": False, "detect_anomaly": True, "enable_autolog_hparams": False,
+        "check_val_every_n_epoch": 1,
+    },
+    "dev": {"fast_dev_run": 2},
+    "overfit": {"overfit_batches": 2},
+    "bare": {"barebones": True, "max_epochs": 1},
+}  # fmt: skip
+
+
+def flagged(folder: Any, job: bool) -> dict[str, Any]:
+    """Of each set of flags what was logged, what hooks saw, and how many steps were taken."""
+    from meshwright.integrations.lightning import JobStrategy
+
+    found = {}
+    for name, flags in FLAGS.items():
+        module = Unscheduled() if "barebones" in flags else Module()
+        made = fit(folder, module, JobStrategy(plan()) if job else "auto", **flags)
+        logged = {key: float(value) for key, value in made.callback_metrics.items()}
+        found[name] = [logged, module.outputs, made.global_step]
+    return found
+
+
+def test_every_flag_of_a_trainer_works_or_is_refused(tmp_path: Any) -> None:
+    from meshwright.integrations.lightning_checks import DEPENDS, WORKS
+
+    flags = set(inspect.signature(lightning.Trainer).parameters)
+    assert flags <= WORKS | set(DEPENDS) and not WORKS & set(DEPENDS)
+    assert set(DEPENDS) == {of for _, _, of in TRAINERS.values()} | {
+        "devices",
+        "val_check_interval",
+    }
+    plan()
+    wanted, found = alone(flagged, tmp_path, False), alone(flagged, tmp_path, True)
+    for name in FLAGS:
+        for ours, theirs in zip(found[name], wanted[name], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5), name
+    assert [steps for *_, steps in found.values()] == [5, 2, 4, 5]
+
+
+def test_ranks_do_not_validate_by_their_own_clocks() -> None:
+    from meshwright.integrations.lightning_checks import DEPENDS
+
+    made = lightning.Trainer(val_check_interval={"minutes": 1}, accelerator="cpu", logger=False)
+    two: Any = SimpleNamespace(world_size=2)
+    check = DEPENDS["val_check_interval"]
+    assert not check(made, plan())
+    assert "val_check_interval of 60 s: each rank looks at its own clock" in check(made, two)
+    assert "devices=2: each rank trains with one" in DEPENDS["devices"](
+        lightning.Trainer(devices=2, accelerator="cpu", logger=False), plan()
+    )
+
+
 def step_of(name: str) -> Any:
     """A module whose training step does something else."""
 
@@ -201,14 +270,25 @@ HOOKS = {
     "transfer_batch_to_device": "the job takes", "on_after_batch_transfer": "the job takes",
     "toggle_optimizer": "a job's strategy does not call it",
 }  # fmt: skip
-TRAINERS = {
-    "sync_batchnorm": ({"sync_batchnorm": True}, "sync_batchnorm: a job's batch-norm"),
-    "precision": ({"precision": "64-true"}, "precision '64-true': the plan computes in fp32"),
+TRAINERS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "sync_batchnorm": ({"sync_batchnorm": True}, "sync_batchnorm: a job's b", "sync_batchnorm"),
+    "precision": (
+        {"precision": "64-true"}, "precision '64-true': the plan computes in fp32", "precision",
+    ),
     "value": (
         {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
-        "gradient_clip_algorithm 'value'",
+        "gradient_clip_algorithm 'value'", "gradient_clip_algorithm",
     ),
-}
+    "nodes": ({"num_nodes": 2}, "num_nodes=2: torchrun has started 1; leave it out", "num_nodes"),
+    "environment": (
+        {"plugins": [environments.LightningEnvironment()]},
+        "plugins LightningEnvironment: torchrun says which rank this is", "plugins",
+    ),
+    "rounding": (
+        {"plugins": [DoublePrecision()]}, "plugins DoublePrecision: the plan says", "plugins",
+    ),
+}  # fmt: skip
+"""Arguments, what is said of them, and of which."""
 
 
 def refusals(folder: Any) -> dict[str, str]:
@@ -236,7 +316,7 @@ def refusals(folder: Any) -> dict[str, str]:
     found = {name: said(step_of(name)()) for name in STEPS}
     for hook in HOOKS:
         found[hook] = said(type("Own", (Module,), {hook: lambda *args, **more: None})())
-    found |= {name: said(Module(), **more) for name, (more, _) in TRAINERS.items()}
+    found |= {name: said(Module(), **more) for name, (more, *_) in TRAINERS.items()}
     found["manual"] = said(Manual())
     found["average"] = said(Module(), callbacks=[callbacks.StochasticWeightAveraging(0.1)])
     found["watching"] = said(Module(), callbacks=[Watching()])
@@ -253,7 +333,7 @@ def test_what_a_job_cannot_do_is_refused_in_words(tmp_path: Any) -> None:
     plan(), plan(square)
     found = alone(refusals, tmp_path)
     wanted = STEPS | {name: f"Own overrides {name}: {why}" for name, why in HOOKS.items()}
-    wanted |= {name: why for name, (_, why) in TRAINERS.items()}
+    wanted |= {name: why for name, (_, why, _) in TRAINERS.items()}
     wanted |= {
         "manual": "automatic_optimization is False", "predict": "predict: a job gives the loss",
         "average": "callback StochasticWeightAveraging: weights are the job's",

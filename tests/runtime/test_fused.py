@@ -133,7 +133,7 @@ def test_places_that_follow_from_the_layout():
     found = check_equal(CASES["mixtral"], plan, graph, steps=3)
     assert found.worst_of_both <= 1e-9, found
     spread = build_plan(problem, uniform_choice(problem, dp_replicate=2))
-    why = "its gradients lie in their bucket already: nothing is packed"
+    why = "its gradients lie side by side in one buffer already, so nothing is packed"
     assert Fusion("bucket", 0, (Missed("stage 0", why, 1),)) in spread.kernels
     assert Fusion("route", 0) in spread.kernels
 

@@ -103,6 +103,9 @@ def _search(plan: Plan, evidence: Evidence) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_NOT_MEASURED = {"assumption": "an assumption", "datasheet": "that of data sheets"}
+
+
 def _warnings(plan: Plan) -> list[str]:
     """What a reader must know before trusting the figures."""
     found = [str(finding) for finding in plan.verify()]
@@ -114,9 +117,9 @@ def _warnings(plan: Plan) -> list[str]:
             "time, communication and parameters are missing, and halves of backwards are taken as "
             "equal."
         )
-    if predicted.source in ("assumption", "datasheet"):
+    if known := _NOT_MEASURED.get(predicted.source):
         found.append(
-            f"Times rest on {predicted.source} figures of the devices, within "
-            f"{predicted.error_band:.0%}; `meshwright profile` measures them."
+            f"How fast the devices are is {known}, and times are within {predicted.error_band:.0%} "
+            "by estimate; `meshwright profile` measures them."
         )
     return found

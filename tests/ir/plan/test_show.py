@@ -1,12 +1,13 @@
 """The printed plan says what a reader must know."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Missed
-from meshwright.ir.plan.plan import ProfileId
+from meshwright.ir.plan.plan import ProfileId, ScheduleTable
 from meshwright.ir.plan.predicted import Alternative, Breakdown, Evidence
 from meshwright.ir.plan.show import seconds, to_text
 from meshwright.ir.text.units import size
@@ -99,6 +100,14 @@ def test_long_schedules_are_cut() -> None:
     assert sum("199F" in line for line in lines) == 1
 
 
+def test_narrow_terminals_cut_nothing() -> None:
+    """Rows of a schedule go on below, and keep their numbers."""
+    long = plan(schedule=ScheduleTable(name="x", rows=("0F0 " * 23 + "0B7",) * 2))
+    text = to_text(long, width=80)
+    assert "…" not in text and text.count("0B7") == 2
+    assert re.search(r"^ 1 +0F0 0F0", text, re.M)
+
+
 def test_devices_that_the_prediction_does_not_know_are_named() -> None:
     made = piped(2, 2, 8, 4)
     stages = (*made.stages[:1], replace(made.stages[1], devices=(2, 9)))
@@ -110,7 +119,7 @@ def test_kernels_that_are_missing_for_one_reason_are_told_in_one_line() -> None:
     stages = tuple(Missed(f"stage {number}", "clipped", 1) for number in (0, 1, 2, 10))
     ops = Missed("h.*.act", "odd width", 3), Missed("h.*.mix", "odd width", 1)
     text = str(plan(kernels=(Fusion("bucket_update", 0, stages), Fusion("swiglu", 0, ops))))
-    assert "no bucket_update at stages 0-2, 10 (4 places): clipped" in text
-    assert "no swiglu at h.*.act, h.*.mix (4 places): odd width" in text
+    assert "fused kernel bucket_update left out at stages 0-2, 10 (4 places): clipped" in text
+    assert "fused kernel swiglu left out at h.*.act, h.*.mix (4 places): odd width" in text
     text = str(plan(kernels=(Fusion("swiglu", 0, ops[1:]),)))
-    assert "no swiglu at h.*.mix (1 place): odd width" in text
+    assert "fused kernel swiglu left out at h.*.mix (1 place): odd width" in text

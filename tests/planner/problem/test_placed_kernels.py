@@ -148,7 +148,7 @@ def test_a_search_says_what_it_put_in(tmp_path):
         model, Cluster.local(2), example_inputs=given, loss_fn=nn.functional.mse_loss,
         kernels="auto", precision="fp32", constraints=["zero=2", "dp=2"], progress=False,
     )  # fmt: skip
-    assert "no bucket at stage 0 (1 places): on" in str(plan)
+    assert "fused kernel bucket left out at stage 0 (1 place): on" in str(plan)
     plan.save(tmp_path / "plan.json")
     assert mw.Plan.load(tmp_path / "plan.json") == plan
 

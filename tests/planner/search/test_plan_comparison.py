@@ -36,7 +36,11 @@ def test_the_largest_difference_is_the_reason():
 def test_what_does_not_fit_or_is_no_slower_says_so():
     best = taking(1.0)
     assert alternative(taking(0.9), best, 3 * 2**30).why == "does not fit: 3 GiB too much on a rank"
-    assert alternative(taking(1.0), best, 0).why.startswith("needs more memory")
+    full = replace(prediction(2, 2**30), step_s=1.0, breakdown=SPENT)
+    assert alternative(replace(best, predicted=full), best, 0).why.startswith(
+        "needs more memory: 1"
+    )
+    assert alternative(taking(1.0), best, 0).why == "as fast, with as much memory"
 
 
 def test_ties_go_to_what_is_simpler():
@@ -48,4 +52,7 @@ def test_ties_go_to_what_is_simpler():
     sharded = replace(best, stages=tuple(replace(stage, zero=3) for stage in best.stages))
     assert alternative(sharded, best, 0).why == "as fast, but less simple: zero 3 against 0"
     least = replace(one, objective="memory")
-    assert alternative(taking(0.99), least, 0).why.startswith("needs more memory")
+    assert (
+        alternative(taking(0.99), least, 0).why
+        == "1.0% faster, within the tie, with as much memory"
+    )

@@ -31,8 +31,9 @@ function stripCell(run, i, runs) {
   const share = { flexGrow: `${run.count}`, background: `var(--${STAGE_HUES[run.stage % STAGE_HUES.length]})` };
   const blocks = runs.reduce((sum, r) => sum + r.count, 0);
   const named = run.count / blocks > 0.06;
-  const cell = el("button", { style: share, text: named ? DATA.model.stages.length > 1 ? `stage ${run.stage}` : run.pattern : "", "aria-label":
-    `${run.first} to ${run.last}, stage ${run.stage}`, onclick: () => chooseStage(run.stage) });
+  const label = DATA.model.stages.length > 1 ? [el("span", { class: "wide", text: "stage\u00a0" }), `${run.stage}`] : [run.pattern];
+  const cell = el("button", { style: share, "aria-label": `${run.first} to ${run.last}, stage ${run.stage}`,
+    onclick: () => chooseStage(run.stage) }, named ? label : []);
   if (filter.stage >= 0 && filter.stage !== run.stage) cell.classList.add("dim");
   if (i && runs.length < 80 && runs[i - 1].stage !== run.stage) cell.classList.add("edge");
   const lines = [runName(run), `stage ${run.stage}`, run.treatment].filter(Boolean);

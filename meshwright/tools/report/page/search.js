@@ -47,7 +47,7 @@ function othersTable(s) {
     el("td", { class: "num", text: step ? seconds(step) : "-" }),
     el("td", { class: "wide" }, el("div", { class: "bar" }, el("i", { style: { width: `${100 * step / slowest}%`, background: `var(--${tone})` } }))),
     el("td", { class: "num", text: peak ? bytes(peak) : "" }), el("td", { text: why }));
-  return el("div", { class: "scroll" }, el("table", {}, head("best of its kind", "#step", "~", "#peak", "why not"),
+  return el("div", { class: "scroll" }, el("table", { class: "others" }, head("best of its kind", "#step", "~", "#peak", "why not"),
     el("tbody", {}, row("this plan", best, DATA.memory[0].used, "", "accent"),
       s.others.map((o) => row(o.name, o.step_s, o.peak, o.why, o.why.startsWith("does not fit") ? "bad" : "faint")))));
 }
