@@ -4,7 +4,7 @@ How large a file is, how deep and of how many items is known before anything is 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
@@ -30,17 +30,10 @@ def format_json(value: Any) -> str:
 
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
 """Made once: files have very many values."""
-_LEAVES: dict[type, Callable[[Any], str]] = {
-    str: json.encoder.encode_basestring, int: int.__repr__,
-    float: lambda x: float.__repr__(x) if isfinite(x) else _compact(x),
-}  # fmt: skip
-"""Types of which most values are -> what `_compact` makes of them, without all that it asks."""
 
 
 def _format(value: Any, indent: int, used: int) -> str:
     """`used` is the width already taken on the line by the key."""
-    if (leaf := _LEAVES.get(type(value))) is not None:
-        return leaf(value)
     flat = _compact(value)
     if not isinstance(value, dict | list) or not value or len(flat) + indent + used < WIDTH:
         return flat

@@ -25,7 +25,6 @@ SHOWN = 80
 FEW = 6
 """Items of it."""
 
-_NUMBERS = frozenset({int, float, bool})
 _ODD = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters: line feeds, tabs, escapes
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # turn the direction of what follows
@@ -98,31 +97,9 @@ def quoted(text: str) -> str:
 
 def check_texts(data: Any, where: str) -> None:
     """PlanError, naming the field, unless all texts of parsed `data` may be in a file."""
-    if _is_plain(data, 0, MAX_CHARS):
-        return  # as nearly always: places are looked for only where something is wrong
     problem = next(_text_problems(data, (), MAX_CHARS), "")
     if problem:
         raise PlanError(f"{where}: {problem}")
-
-
-def _is_plain(value: Any, depth: int, most: float) -> bool:
-    """Whether there is nothing that `_text_problems` would find."""
-    if isinstance(value, str):
-        return len(value) <= most and not odd_character(value)
-    if isinstance(value, dict):
-        return depth < MAX_DEPTH and all(
-            (not isinstance(key, str) or _is_plain(key, 0, MAX_NAME_CHARS))
-            and (
-                type(item) in _NUMBERS
-                or _is_plain(item, depth + 1, float("inf") if key in LONG else most)
-            )
-            for key, item in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return depth < MAX_DEPTH and all(
-            type(item) in _NUMBERS or _is_plain(item, depth + 1, most) for item in value
-        )
-    return True
 
 
 def _text_problems(value: Any, path: tuple[str, ...], most: float) -> Iterator[str]:
