@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.routing import Routing, spread_evenly
 
@@ -29,6 +29,6 @@ def evenly_routed(op: Op, graph: Graph) -> Routing:
 
 def expert_sizes(op: Op, graph: Graph) -> tuple[int, int] | None:
     """Returns how many experts a layer has, and how many each token picks; None for other ops."""
-    if op.target != str(EXPERTS):
+    if op.target != EXPERTS_TARGET:
         return None
     return graph.tensors[op.inputs[3]].shape[0], graph.tensors[op.inputs[1]].shape[-1]
