@@ -218,7 +218,7 @@ def report(output: Path, steps: int, *, trace: bool, as_json: bool) -> None:
         return
     print(f"wrote {output}: compare it with `meshwright compare {output}/plan.json {output}`")
     if trace and steps < 4:
-        print(f"no trace: it takes a step of its own after 3 others, --steps is {steps}")
+        print(f"no trace: the step that is traced comes after 3 others, and --steps is {steps}")
 
 
 def batches(plan: Plan, data: str | None) -> Iterator[Any]:

@@ -24,7 +24,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class _BatchSum:
+class _BatchRead:
     """What a rank says of its batch."""
 
     samples: tuple[int, ...] | None
@@ -39,11 +39,11 @@ def check_same_batches(batch: Mapping[str, Tensor], samples: Sequence[int] | Non
     Every rank calls it. `samples`: which of the global batch this rank has; None: all.
     """
     sums = {name: _checksum(x) for name, x in batch.items() if not x.is_meta}
-    if odd := judged(_BatchSum(None if samples is None else tuple(samples), sums), _first_odd):
+    if odd := judged(_BatchRead(None if samples is None else tuple(samples), sums), _first_odd):
         raise MismatchError(f"{odd}: {ADVICE}")
 
 
-def _first_odd(reads: Sequence[_BatchSum]) -> str | None:
+def _first_odd(reads: Sequence[_BatchRead]) -> str | None:
     first: dict[tuple[int, ...] | None, int] = {}
     for rank, read in enumerate(reads):
         other = first.setdefault(read.samples, rank)

@@ -59,6 +59,6 @@ def test_large_tensors_are_compared_by_rows(monkeypatch):
     x = torch.arange(64.0).view(16, 4)
     assert same_batches._checksum(x) == same_batches._checksum(x.clone())
     assert same_batches._checksum(x) != same_batches._checksum(x + 1)
-    reads = [same_batches._Read(None, {"a": 1, "b": n}) for n in (2, 2, 3)]
+    reads = [same_batches._BatchRead(None, {"a": 1, "b": n}) for n in (2, 2, 3)]
     said = same_batches._first_odd(reads)
     assert said == "rank 2 has read another first batch than rank 0 (b differs)"
