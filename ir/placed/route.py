@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.experts import EXPERTS_OP
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.layout.layout import Shard, Strategy, parse_strategy
 from meshwright.ir.placed.found import FoundSpot
@@ -16,7 +16,7 @@ def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
         for block in plan.stage_blocks(graph, index):
             for op in graph.block_ops(block):
                 name = stage.layouts.get(block.pattern)
-                if op.target == str(EXPERTS) and name is not None:
+                if op.target == EXPERTS_OP and name is not None:
                     alike = first.setdefault(block.pattern, block.name)
                     where = f"{block.pattern}.{op.key}"
                     found = FoundSpot(where, stage=index, block=alike, op=op.key)

@@ -96,6 +96,7 @@ class RunCosts:
         self._under: dict[object, BlockCost] = {}
         self._states: dict[tuple[ModelMesh, str, Fold | None], RunState] = {}
         self._foldings: dict[tuple[ModelMesh, str], tuple[dict[str, Fold], ...]] = {}
+        self._folds: dict[tuple[ModelMesh, str], tuple[Fold | None, ...]] = {}
         self._works: dict[tuple[At, str], RunWork] = {}
         self._modes = ModeCosts(problem)
         self._sent: dict[object, tuple[Matrix, Matrix]] = {}
@@ -322,8 +323,11 @@ class RunCosts:
         """The foldings that there are on a mesh; None alone: nothing is folded."""
         if len(mesh.folds) < 2:
             return (None,)
-        found = {fold for own in self.foldings(at) for fold in own.values()}
-        return tuple(sorted(found)) if found else (None,)
+        key = at.spot.model, at.variant
+        if key not in self._folds:
+            found = {fold for own in self.foldings(at) for fold in own.values()}
+            self._folds[key] = tuple(sorted(found)) if found else (None,)
+        return self._folds[key]
 
     def state(self, at: At, fold: Fold | None = None) -> RunState:
         """Of all parameters, or those for which the axes of `fold` are folded."""
