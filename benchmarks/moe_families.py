@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.zoo.configs import settings
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph.experts import EXPERTS_OP
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.trace.loss_module import TrainingStep
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
@@ -216,7 +216,7 @@ def compare(family: str, cls: type[nn.Module]) -> FamilyResult:
         # Where routing weights add up to 1, a router's gradient is nothing but rounding.
         errors.append(float((a - b).abs().max() / a.abs().max().clamp(min=1e-6 * largest)))
     worst = float("nan") if any(map(isnan, errors)) else max(errors)
-    operators = sum(op.target == EXPERTS_OP for op in graph.ops)
+    operators = sum(op.target == EXPERTS_TARGET for op in graph.ops)
     return FamilyResult(family, named.layer, operators, worst)
 
 

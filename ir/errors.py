@@ -12,6 +12,9 @@ class TraceError(MeshwrightError):
 class PlanError(MeshwrightError, ValueError):
     """A plan, cluster or other input file breaks a rule."""
 
+    everywhere: bool = False
+    """Whether all ranks of a job raise it together, so that each may catch it and go on."""
+
 
 class Infeasible(MeshwrightError):
     """No plan meets the constraints; names those in conflict and the nearest relaxation."""

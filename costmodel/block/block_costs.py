@@ -29,6 +29,7 @@ from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
 from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.compute import KeptTimes, OpTime, OpTimer
+from meshwright.costmodel.ops.fused import routing_saves
 from meshwright.costmodel.ops.joint import Price, prices
 from meshwright.costmodel.ops.keys import block_key
 from meshwright.ir.cluster.device import DeviceType
@@ -142,6 +143,7 @@ class BlockCosts:
         """Block -> which of its inputs get gradients."""
         self._hidden: dict[tuple[_Kind, BlockSpot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
+        self._routing: dict[_Id, Hidden] = {}
         self._halvable: dict[_Axes, bool] = {}
         """Blocks, if they have several samples."""
         self._times: dict[tuple[object, ...], list[OpTime]] = {}
@@ -237,6 +239,13 @@ class BlockCosts:
             laid = LaidBlock(self._facts.graph, block, layout, self.site(spot).axes)
             self._joint[at] = prices(self.walk(block, layout, spot), laid)
         return self._joint[at]
+
+    def routing(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Hidden:
+        """What the kernel `route` saves in the block."""
+        at = self._id(block, layout, spot)
+        if at not in self._routing:
+            self._routing[at] = routing_saves(self.walk(block, layout, spot))
+        return self._routing[at]
 
     def chained(
         self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: BlockSpot

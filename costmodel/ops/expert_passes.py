@@ -12,7 +12,7 @@ from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_products
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
-from meshwright.ir.graph.experts import EXPERTS_OP
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.precision import Precision
 from meshwright.ir.styles import Style
@@ -44,7 +44,7 @@ _FUSED_BIASES = _Passes(2, 4, 2), _Passes(1, 2, 2)
 def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
     """Returns the op with the dtype of its products: that of a precision's linear layers, where it
     is of experts and the stack multiplies those alike; any other as it is."""
-    narrow = style.narrow_experts and precision.linears and op.target == EXPERTS_OP
+    narrow = style.narrow_experts and precision.linears and op.target == EXPERTS_TARGET
     return op._replace(dtype=precision.products) if narrow else op
 
 
@@ -54,7 +54,7 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
 
     Rows are as wide as tokens, so that kernels which look them up move memory as copies do.
     """
-    if op.target != EXPERTS_OP or time.source in TIMED or device.kind == "cpu":
+    if op.target != EXPERTS_TARGET or time.source in TIMED or device.kind == "cpu":
         return None
     products = forward_products(op)
     if not products:

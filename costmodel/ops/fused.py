@@ -100,26 +100,28 @@ def with_routing(
     """`hidden` per block, with what the kernel `route` saves where the stage has it."""
     if not runs(tables, plan, index, "route"):
         return hidden
-    walks = (tables.blocks.walk(block, layouts[block.pattern], spot) for block in blocks)
+    saved = (tables.blocks.routing(block, layouts[block.pattern], spot) for block in blocks)
     return tuple(
-        routing_saves(walk, one)
-        for walk, one in zip(walks, hidden or (NOTHING,) * len(blocks), strict=True)
+        replace(
+            one,
+            more_forward_s=one.more_forward_s + less.more_forward_s,
+            more_backward_s=one.more_backward_s + less.more_backward_s,
+            uncertain_s=one.uncertain_s + less.uncertain_s,
+        )
+        for less, one in zip(saved, hidden or (NOTHING,) * len(blocks), strict=True)
     )
 
 
-def routing_saves(walk: Walk, hidden: Hidden) -> Hidden:
-    """`hidden` of a block, with what the kernel `route` saves in it."""
+def routing_saves(walk: Walk) -> Hidden:
+    """What the kernel `route` saves in a block."""
+    forward_s = backward_s = uncertain_s = 0.0
     for tokens in walk.routes:
         ours, torchs = (routed(tokens, walk.site.device, by) for by in (True, False))
-        forward_s = torchs.forward_s - ours.forward_s
-        backward_s = torchs.backward_input_s - ours.backward_input_s
-        hidden = replace(
-            hidden,
-            more_forward_s=hidden.more_forward_s - forward_s,
-            more_backward_s=hidden.more_backward_s - backward_s,
-            uncertain_s=hidden.uncertain_s + ours.band * abs(forward_s + backward_s),
-        )
-    return hidden
+        less = torchs.forward_s - ours.forward_s
+        less_backward = torchs.backward_input_s - ours.backward_input_s
+        forward_s, backward_s = forward_s - less, backward_s - less_backward
+        uncertain_s += ours.band * abs(less + less_backward)
+    return Hidden(more_forward_s=forward_s, more_backward_s=backward_s, uncertain_s=uncertain_s)
 
 
 def kernels_save(prices: Mapping[tuple[str, str], Price], kernels: frozenset[str]) -> Hidden:

@@ -12,7 +12,7 @@ from meshwright.costmodel.ops.compute import OpTime, dispatched
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
-from meshwright.ir.graph.experts import EXPERTS_OP
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Shard, Strategy
@@ -25,7 +25,7 @@ FINDING = 18
 
 def is_routed(op: Op, strategy: Strategy, ranks: int) -> bool:
     """Whether an op's tokens travel on an axis of `ranks` on which it has this strategy."""
-    return ranks > 1 and op.target == EXPERTS_OP and travels(strategy)
+    return ranks > 1 and op.target == EXPERTS_TARGET and travels(strategy)
 
 
 def parts_outside(strategy: Strategy) -> int:

@@ -341,5 +341,5 @@ LIBRARY.impl("experts_backward", experts_backward, "CompositeExplicitAutograd")
 LIBRARY.impl("experts_backward", _backward_shapes, "Meta")
 
 EXPERTS = torch.ops.meshwright.experts.default
-EXPERTS_OP = str(EXPERTS)
-"""As ops of a graph name it."""
+EXPERTS_TARGET = str(EXPERTS)
+"""As `Op.target` has it; made once, as it is compared often."""

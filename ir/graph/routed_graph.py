@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.ir.graph.experts import EXPERTS_OP
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.routing import Routing, spread_evenly
 
@@ -12,7 +12,7 @@ def with_routing(graph: Graph, known: Sequence[Routing] = ()) -> Graph:
     """Returns the graph whose layers of experts route as `known` says of layers that have as many
     experts and pick as many, others evenly; the same graph where that changes nothing. Layers alike
     are told alike, so that equal blocks stay equal."""
-    if EXPERTS_OP not in graph.targets:
+    if EXPERTS_TARGET not in graph.targets:
         return graph
     told = {(one.experts, one.picked): one for one in known}
     ops = tuple(
@@ -31,6 +31,6 @@ def evenly_routed(op: Op, graph: Graph) -> Routing:
 
 def expert_sizes(op: Op, graph: Graph) -> tuple[int, int] | None:
     """Returns how many experts a layer has, and how many each token picks; None for other ops."""
-    if op.target != EXPERTS_OP:
+    if op.target != EXPERTS_TARGET:
         return None
     return graph.tensors[op.inputs[3]].shape[0], graph.tensors[op.inputs[1]].shape[-1]

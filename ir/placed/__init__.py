@@ -17,7 +17,7 @@ from meshwright.ir.extensions import Files
 from meshwright.ir.graph.graph import Block, Fusion, Graph, Missed
 from meshwright.ir.kernels import PLACED, is_placed, joint_of_users
 from meshwright.ir.placed.found import FoundSpot, Worth
-from meshwright.ir.placed.spots import KernelSpot, Look, everywhere, spots
+from meshwright.ir.placed.spots import KernelSpot, Known, Look, everywhere, spots
 from meshwright.ir.plan.plan import Plan
 
 _FILES = Files(sys.modules[__name__], "placed kernel")
@@ -36,20 +36,25 @@ def joint_kernels() -> frozenset[str]:
     return frozenset(looks())
 
 
-def placed(plan: Plan, graph: Graph, worth: Worth | None = None) -> tuple[Fusion, ...]:
+def placed(
+    plan: Plan, graph: Graph, worth: Worth | None = None, known: Known | None = None
+) -> tuple[Fusion, ...]:
     """The plan's kernels with the places of those that follow from its layout; with `worth`, only
-    the places that are."""
+    the places that are. `known` is what was found in other plans for the graph."""
+    known = {} if known is None else known
     return tuple(
-        _placed(fusion, plan, graph, worth) if is_placed(fusion.kernel) else fusion
+        _placed(fusion, plan, graph, worth, known) if is_placed(fusion.kernel) else fusion
         for fusion in plan.kernels
     )
 
 
-def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None) -> Fusion:
-    look = looks().get(fusion.kernel)
-    found: Counter[FoundSpot] = Counter(
-        everywhere(plan, graph, look) if look else _FILES.load(fusion.kernel).find(plan, graph)
-    )
+def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None, known: Known) -> Fusion:
+    found: Counter[FoundSpot] = Counter()
+    if look := looks().get(fusion.kernel):
+        for at, count in everywhere(plan, graph, look, known):
+            found[at] += count
+    else:
+        found.update(_FILES.load(fusion.kernel).find(plan, graph))
     left: dict[str, str] = {}
     # What does not pay in one stage is left out in all: a place has no stage in its name.
     for at in found if worth else ():

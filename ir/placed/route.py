@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.graph.experts import EXPERTS_OP
-from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.experts import EXPERTS_TARGET
+from meshwright.ir.graph.graph import Block, Graph, Op
 from meshwright.ir.layout.layout import Shard, Strategy, parse_strategy
 from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
@@ -12,18 +12,24 @@ from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
 def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     for index, stage in enumerate(plan.stages):
-        first: dict[str, str] = {}
+        alike: dict[str, list[FoundSpot]] = {}
         for block in plan.stage_blocks(graph, index):
-            for op in graph.block_ops(block):
-                name = stage.layouts.get(block.pattern)
-                if op.target == EXPERTS_OP and name is not None:
-                    alike = first.setdefault(block.pattern, block.name)
-                    where = f"{block.pattern}.{op.key}"
-                    found = FoundSpot(where, stage=index, block=alike, op=op.key)
-                    yield from _found(stage, plan.layout(name), op, found)
+            name = stage.layouts.get(block.pattern)
+            if name is not None and block.pattern not in alike:
+                laid = plan.layout(name)
+                alike[block.pattern] = [
+                    found
+                    for op in graph.block_ops(block)
+                    if op.target == EXPERTS_TARGET
+                    for found in _found(stage, laid, block, op, index)
+                ]
+            yield from alike.get(block.pattern, ())
 
 
-def _found(stage: Stage, layout: BlockLayout, op: Op, here: FoundSpot) -> Iterator[FoundSpot]:
+def _found(
+    stage: Stage, layout: BlockLayout, block: Block, op: Op, index: int
+) -> Iterator[FoundSpot]:
+    here = FoundSpot(f"{block.pattern}.{op.key}", "", index, block.name, op.key)
     sizes = {"dp": stage.dp} | dict(stage.model)
     found = {
         axis: parse_strategy(text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.ir.graph.graph import Block, Graph, Op
 from meshwright.ir.layout.conversions import Conversion, Primitive
@@ -127,19 +128,30 @@ def _kept(found: list[KernelSpot], stage: Stage, block: Block) -> list[KernelSpo
     return [KernelSpot(spot.op, why=spot.why or why) for spot in found]
 
 
-def everywhere(plan: Plan, graph: Graph, look: Look) -> Iterator[FoundSpot]:
-    """The same of all blocks of all stages; equal blocks of a stage are looked at once."""
+Known = dict[tuple[Any, ...], tuple[list[KernelSpot], BlockLayout]]
+"""What looks at blocks have found: by look, block, layout (kept, so that it stays the one of its
+number) and axes."""
+
+
+def everywhere(
+    plan: Plan, graph: Graph, look: Look, known: Known
+) -> Iterator[tuple[FoundSpot, int]]:
+    """The same of all blocks of all stages, and how many there are of each; equal blocks are looked
+    at once."""
     for index, stage in enumerate(plan.stages):
         axes = stage.axes(plan.global_batch_size)
-        seen: dict[str, tuple[Block, list[KernelSpot]]] = {}
+        alike: dict[tuple[str, bool], list[Block]] = {}
         for block in plan.stage_blocks(graph, index):
-            name = stage.layouts.get(block.pattern)
+            alike.setdefault((block.pattern, bool(stage.keeping(block))), []).append(block)
+        first = {pattern: blocks[0] for (pattern, _), blocks in reversed(alike.items())}
+        for (pattern, _), blocks in alike.items():
+            name = stage.layouts.get(pattern)
             if name is None:
                 continue
-            if block.pattern not in seen:
-                found = list(look(LaidBlock(graph, block, plan.layout(name), axes)))
-                seen[block.pattern] = block, found
-            first, found = seen[block.pattern]
-            for spot in _kept(found, stage, block):
-                where = f"{block.pattern}.{spot.op.key}"
-                yield FoundSpot(where, spot.why, index, first.name, spot.op.key)
+            layout, block = plan.layout(name), first[pattern]
+            key = look, block.name, id(layout), tuple(axes.items())
+            if key not in known:
+                known[key] = list(look(LaidBlock(graph, block, layout, axes))), layout
+            for spot in _kept(known[key][0], stage, blocks[0]):
+                where = f"{pattern}.{spot.op.key}"
+                yield FoundSpot(where, spot.why, index, block.name, spot.op.key), len(blocks)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.ir.graph.graph import Missed
 from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.detail import NEXT_FORWARD, StageTraffic
 from meshwright.ir.plan.parameters import names_forms
@@ -245,8 +246,21 @@ def _kernels(plan: Plan) -> Iterator[str]:
     if put_in := [f"{f.kernel} x{f.places}" for f in plan.kernels if f.places]:
         yield "fused kernels: " + ", ".join(put_in)
     for fusion in plan.kernels:
+        alike: dict[str, list[Missed]] = {}
         for miss in fusion.missed:
-            yield f"no {fusion.kernel} at {miss.where} ({miss.places} places): {miss.why}"
+            alike.setdefault(miss.why, []).append(miss)
+        for why, missed in alike.items():
+            places = sum(miss.places for miss in missed)
+            many = f"{places} place{'s' * (places != 1)}"
+            yield f"no {fusion.kernel} at {_where(missed)} ({many}): {why}"
+
+
+def _where(missed: Sequence[Missed]) -> str:
+    """Places of one reason: their names, or numbers of stages."""
+    stages = [miss.where.removeprefix("stage ") for miss in missed]
+    if len(stages) > 1 and all(text.isdecimal() for text in stages):
+        return f"stages {ranges(tuple(sorted(map(int, stages))))}"
+    return ", ".join(miss.where for miss in missed)
 
 
 def _clipping(plan: Plan) -> str:

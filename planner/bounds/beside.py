@@ -12,7 +12,7 @@ from functools import cached_property
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.cost_cache import BlockSpot
-from meshwright.costmodel.ops.fused import kernels_save, routing_saves
+from meshwright.costmodel.ops.fused import kernels_save
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.placed import joint_kernels
 from meshwright.ir.plan.plan import BlockLayout
@@ -69,7 +69,7 @@ class LeastCosts(RunCosts):
         )
         if "route" not in names:
             return best
-        routed = routing_saves(tables.blocks.walk(block, layout, spot), NOTHING)
+        routed = tables.blocks.routing(block, layout, spot)
         return Hidden(
             more_forward_s=best.more_forward_s + min(0.0, routed.more_forward_s),
             more_backward_s=best.more_backward_s + min(0.0, routed.more_backward_s),

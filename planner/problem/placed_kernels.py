@@ -9,18 +9,24 @@ from meshwright.costmodel.stage.placement import layouts_of, spots
 from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph.graph import Block, Fusion
+from meshwright.ir.memo import Memo
 from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.placed.found import FoundSpot
+from meshwright.ir.placed.spots import Known
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem.problem import Problem
 
 TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped or packed"
 
+_known: Memo[None, Known] = Memo()
+
 
 def put_in(problem: Problem, plan: Plan) -> tuple[Fusion, ...]:
     """The plan's kernels with their places: all, or those whose price is lower."""
     priced = any(fusion.priced for fusion in plan.kernels)
-    return placed(plan, problem.graph, _Worth(problem, plan, priced))
+    return placed(
+        plan, problem.graph, _Worth(problem, plan, priced), _known.of(problem).setdefault(None, {})
+    )
 
 
 @dataclass(frozen=True)

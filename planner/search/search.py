@@ -199,10 +199,12 @@ def _finalists(
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
-        if found.best is None and not found.exhausted:
+        if found.best is None and not found.exhausted and time.monotonic() > deadline:
             take_first(free, found, end, shown)
         if not is_baseline(name):
             relieve(free, found, name, end if found.best is None else deadline)
+        if found.best is None and not found.exhausted:
+            take_first(free, found, end, shown)
         if free is not problem:
             found = all_made(problem, found, deadline)
         elif not is_baseline(name):

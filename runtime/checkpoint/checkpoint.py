@@ -184,7 +184,12 @@ def told(alone: bool, what: str, aside: Aside | None = None) -> Iterator[None]:
     if wrong:
         rest = f" (and on {len(wrong) - 1} more ranks)" * (len(wrong) > 1)
         kind = DamagedError if all(bad for _, bad in wrong) else PlanError
-        raise kind(wrong[0][0] + rest)
+        raise _everywhere(kind(wrong[0][0] + rest))
+
+
+def _everywhere(error: PlanError) -> PlanError:
+    error.everywhere = True
+    return error
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ def load(
         job.missing.clear()
         extra: dict[str, Any] = source.extra
         return extra
-    raise PlanError("; ".join(damage) + ". There is no sound checkpoint before it")
+    raise _everywhere(PlanError("; ".join(damage) + ". There is no sound checkpoint before it"))
 
 
 def _candidates(folder: Path, newer: Path | None) -> Iterator[Path]:

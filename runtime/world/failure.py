@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from meshwright.ir.comm.opening import STORE_OPERATION_S
+from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import job_store
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world.launcher import launcher_store
@@ -107,6 +108,7 @@ class Failures:
         self._closed = threading.Event()
         self._ended_by = ""
         self._reported: BaseException | None = None
+        self._told: FirstFailure | None = None
         # torchrun's; of other launchers, a shell that started the ranks may well be gone.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._thread: threading.Thread | None = None
@@ -131,22 +133,29 @@ class Failures:
 
     def report(self, error: BaseException) -> None:
         """Publishes an exception of this rank as the job's failure, unless one came before; once,
-        through however many guards it goes."""
+        through however many guards it goes. What all ranks raise together ends nothing if they
+        catch it: it is published when they leave by it."""
         if error is self._reported:
             return
         self._reported = error
         where = str(standing(self._progress))
         error.add_note(f"rank {self._rank}, {where}")
-        if self._thread is not None and not self._closed.is_set() and not self._ended_by:
-            said = f"{type(error).__name__}: {error}"
-            text = f"rank {self._rank}, {where}: {said}"
-            found = FirstFailure("raised", self._rank, self._progress.step, text, said)
-            if _is_connection_error(error) and (behind := self._behind(error)):
-                found = replace(behind, text=f"{behind.text} (seen by {text})")
-            publish(self._store, found)
-            error.add_note(f"first failure of the job: {self._first_failure(text)}")
+        self._told = self._raised(error, where)
         get_error_handler().record_exception(error)
+        if isinstance(error, PlanError) and error.everywhere:
+            return
+        if self._thread is not None and not self._closed.is_set() and not self._ended_by:
+            found = self._told
+            if _is_connection_error(error) and (behind := self._behind(error)):
+                found = replace(behind, text=f"{behind.text} (seen by {found.text})")
+            publish(self._store, found)
+            error.add_note(f"first failure of the job: {self._first_failure(self._told.text)}")
         self._progress.phase = "failed"
+
+    def _raised(self, error: BaseException, where: str) -> FirstFailure:
+        said = f"{type(error).__name__}: {error}"
+        text = f"rank {self._rank}, {where}: {said}"
+        return FirstFailure("raised", self._rank, self._progress.step, text, said)
 
     def close(self) -> None:
         """The rank has nothing more to do with the others."""
@@ -157,9 +166,8 @@ class Failures:
         self._thread.join(timeout=2 * BEAT_S)
         try:
             if failed is not None:
-                text = f"rank {self._rank}, outside a step: {failed!r}"
-                step = self._progress.step
-                publish(self._store, FirstFailure("raised", self._rank, step, text, repr(failed)))
+                known = failed is self._reported and self._told
+                publish(self._store, known or self._raised(failed, "outside a step"))
             found = left(standing(self._progress), self._ended_by)
             self._store.set(_beat_key(self._rank), dumps(found, -1))
         except dist.DistError:

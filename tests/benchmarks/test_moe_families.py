@@ -19,7 +19,7 @@ from benchmarks.moe_families import (
     layers_of,
 )
 from meshwright.ir.errors import TraceError
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.trace.hf_experts import set_up
 from meshwright.testing.interpret import interpret
 
@@ -134,7 +134,7 @@ def check_declared(model: nn.Module, x: torch.Tensor = X, loss_fn: Any = None) -
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-10, atol=1e-10)
-    assert sum(op.target == str(EXPERTS) for op in graph.ops) == 1
+    assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 1
 
 
 def test_declared_layers() -> None:

@@ -18,7 +18,7 @@ from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.ops.expert_passes import passes_beside
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.plan import plan_io
@@ -187,7 +187,9 @@ def test_blocks_on_gpus_have_the_passes_of_their_experts() -> None:
     (found,) = filter(None, passes)
     assert walk.tape.count(found) == 1
     # Whoever chooses layouts prices them so, too.
-    (experts,) = (x for x in walk.trail if isinstance(x, PricedOp) and x.op.target == str(EXPERTS))
+    (experts,) = (
+        x for x in walk.trail if isinstance(x, PricedOp) and x.op.target == EXPERTS_TARGET
+    )
     shapes = [x.shape for x in experts.local.inputs], experts.local.outputs
     layouts_s = OpTimes.of(problem.tables)(experts.op, *shapes, 4 / graph.batch_size)
     dispatched_s = sum(

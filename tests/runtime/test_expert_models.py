@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 import meshwright as mw
-from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.planner.inside.layout_objective import usual
@@ -113,6 +113,6 @@ def _plan(graph: Graph, mesh: dict[str, int]) -> Plan:
 def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> None:
     with all_double():
         graph = mw.trace(case.model(), case.example())
-        assert sum(op.target == str(EXPERTS) for op in graph.ops) == 2
+        assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 2
         found = check_each_equal(case, [(_plan(graph, mesh), graph) for mesh in meshes], steps=2)
     assert all(one.worst_of_both <= 1e-9 for one in found), found

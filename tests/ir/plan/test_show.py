@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Fusion, Missed
 from meshwright.ir.plan.plan import ProfileId
 from meshwright.ir.plan.predicted import Alternative, Breakdown, Evidence
 from meshwright.ir.plan.show import seconds, to_text
@@ -103,3 +104,13 @@ def test_devices_that_the_prediction_does_not_know_are_named() -> None:
     stages = (*made.stages[:1], replace(made.stages[1], devices=(2, 9)))
     with pytest.raises(PlanError, match="rank 9 is not among the 4 devices"):
         str(replace(made, stages=stages))
+
+
+def test_kernels_that_are_missing_for_one_reason_are_told_in_one_line() -> None:
+    stages = tuple(Missed(f"stage {number}", "clipped", 1) for number in (0, 1, 2, 10))
+    ops = Missed("h.*.act", "odd width", 3), Missed("h.*.mix", "odd width", 1)
+    text = str(plan(kernels=(Fusion("bucket_update", 0, stages), Fusion("swiglu", 0, ops))))
+    assert "no bucket_update at stages 0-2, 10 (4 places): clipped" in text
+    assert "no swiglu at h.*.act, h.*.mix (4 places): odd width" in text
+    text = str(plan(kernels=(Fusion("swiglu", 0, ops[1:]),)))
+    assert "no swiglu at h.*.mix (1 place): odd width" in text

@@ -16,6 +16,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.torch_private import job_store
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -26,6 +27,7 @@ from meshwright.runtime.checkpoint.optimizer_state import leaves, put_numbers_ba
 from meshwright.runtime.checkpoint.parts import Written
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
+from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.own_optimizers import (
     BlockwiseMomentum,
     CountedMomentum,
@@ -102,15 +104,20 @@ def chains(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:  # as checkpoints were once
         patch.setattr("meshwright.runtime.checkpoint.optimizer_state.leaves", _without_numbers)
         job.save(folder / "older")
+    (folder / "file").touch()
+    with pytest.raises(PlanError, match="the checkpoint cannot be written"):
+        job.save(folder / "file")
     job.close()
     with pytest.raises(PlanError) as said:
         begun(_Counted, 0).load(folder / "older")
     found["older"] = str(said.value)
+    found["ended"] = first_failure(job_store())
     return found
 
 
 def test_what_was_saved_goes_on_under_another_plan(tmp_path: Path) -> None:
-    found = run_ranks(2, chains, tmp_path)[0]
+    found, other = run_ranks(2, chains, tmp_path)
+    assert found["ended"] is other["ended"] is None, "what is caught ends no job"
     for name in KINDS:
         whole, *_, last = found[name]
         assert whole.keys() == last.keys()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.comm.opening import STORE_OPERATION_S
+from meshwright.ir.errors import PlanError
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world import failure
 from meshwright.runtime.world.failure import (
@@ -255,3 +256,26 @@ def test_a_rank_that_is_alone_tells_a_launcher_of_its_first_step_at_once(monkeyp
     assert found._closed.waited_s == [BEAT_S / 10] * 3 + [BEAT_S]
     monkeypatch.setattr(failure, "launcher_store", lambda: None)
     assert Failures(0, 1, progress, 1e9)._thread is None, "nobody is there to be told"
+
+
+def test_what_all_ranks_raise_together_ends_nothing_where_they_catch_it(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(failure, "launcher_store", lambda: store)
+    found = Failures(0, 2, RankProgress(entered=1, step=4), 1e9)
+    caught, last = PlanError("a folder without room"), PlanError("no checkpoint")
+    for error in (caught, last):
+        error.everywhere = True
+        with pytest.raises(PlanError), found.guard():
+            raise error
+        assert first_failure(store) is None
+    monkeypatch.setattr(sys, "last_exc", last, raising=False)  # by which it leaves
+    found.close()
+    ended = first_failure(store)
+    assert ended.step == 4
+    assert ended.text == "rank 0, outside a step, before step 4: PlanError: no checkpoint"
+    store = dist.HashStore()
+    found = Failures(0, 2, RankProgress(), 1e9)
+    with pytest.raises(PlanError), found.guard():
+        raise PlanError("of this rank alone")
+    assert first_failure(store).error == "PlanError: of this rank alone"
+    found.close()
