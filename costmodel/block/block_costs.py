@@ -152,8 +152,8 @@ class BlockCosts:
         self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
         self._walks: dict[_WalkKey, Walk] = {}
         self._recent: dict[tuple[_WalkKey, BlockSpot], Walk] = {}
-        self._apart: set[_Kind] = set()
-        """Blocks whose replicas have nothing to do with each other while they run."""
+        self._apart: dict[_Kind, bool] = {}
+        """Blocks, and whether their replicas have nothing to do with each other while they run."""
         self._alike: dict[BlockSpot, BlockSpot] = {}
         """Spots of such blocks -> one that stands for all numbers of replicas."""
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
@@ -165,24 +165,34 @@ class BlockCosts:
         if spot.compiled and not self.is_measured(block, layout, spot):
             spot = replace(spot, compiled=False)
         at = self._id(block, layout, spot)
+        if at[0] not in self._apart and (spot.dp > 1 or not self._profile):
+            self.is_apart(block, layout, spot)
+            at = self._id(block, layout, spot)
         if at not in self._costs:
             known = self._anywhere.get(_without_links(at))
             if known:
-                cost = self._costs[at] = at_links(*known, self.site(spot))
+                cost = self._costs[at] = at_links(*known, self.site(at[1]))
                 return cost
-            walk = self.walk(block, layout, spot)
-            if spot.dp > 1 and not walk.communicates("dp"):
-                self._apart.add(at[0])
-                at = self._id(block, layout, spot)
+            walk = self.walk(block, layout, at[1])
             cost = summary(walk, block, layout)
             self._times[_without_links(at)] = walk.times
             if not self._profile:
                 self._anywhere[_without_links(at)] = cost, walk.tape
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
-                self._keys[at] = self._key(walk, spot)
+                self._keys[at] = self._key(walk, at[1])
                 cost = self._measured(block, layout, spot, walk, cost)
             self._costs[at] = cost
         return self._costs[at]
+
+    def is_apart(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
+        """Whether its replicas have nothing to do with each other while it runs: then it costs as
+        much whatever their number, and one walk is for all (a profile knows what was measured of
+        one replica apart)."""
+        kind, _ = self._id(block, layout, spot)
+        if kind not in self._apart:
+            walk = self.walk(block, layout, self._alike_of(spot))
+            self._apart[kind] = not walk.communicates("dp")
+        return self._apart[kind]
 
     def is_measured(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
         """Whether the profile has the block, of this or other numbers of samples."""
@@ -204,7 +214,7 @@ class BlockCosts:
         """Who makes what of a block."""
         at = self._id(block, layout, spot)
         if at not in self._makers:
-            self._makers[at] = makers_of(self._facts, block, layout, self.site(spot), self._timer)
+            self._makers[at] = makers_of(self._facts, block, layout, self.site(at[1]), self._timer)
         return self._makers[at]
 
     def hidden(
@@ -333,12 +343,15 @@ class BlockCosts:
             trained = tuple([tensors[name].requires_grad for name in block.inputs])
             self._inputs[block.name] = trained
         kind = block.pattern, trained, self.layout_key(layout)
-        if spot.dp > 1 and kind in self._apart:
-            alike = self._alike.get(spot)
-            if alike is None:
-                alike = self._alike[spot] = replace(spot, dp=2, dp_levels=(), own_levels=None)
-            spot = alike
-        return kind, spot
+        apart = self._apart.get(kind) and (spot.dp > 1 or not self._profile)
+        return kind, self._alike_of(spot) if apart else spot
+
+    def _alike_of(self, spot: BlockSpot) -> BlockSpot:
+        """The spot that stands for all numbers of replicas."""
+        alike = self._alike.get(spot)
+        if alike is None:
+            alike = self._alike[spot] = replace(spot, dp=2, dp_levels=(), own_levels=None)
+        return alike
 
     def walk(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Walk:
         """All ops and conversions of the block, priced."""

@@ -54,7 +54,7 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
 
     Rows are as wide as tokens, so that kernels which look them up move memory as copies do.
     """
-    if time.source in TIMED or device.kind == "cpu" or op.target != EXPERTS_TARGET:
+    if op.target != EXPERTS_TARGET or time.source in TIMED or device.kind == "cpu":
         return None
     products = forward_products(op)
     if not products:

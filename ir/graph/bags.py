@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.rules import given, input_shapes, name_of, slot
 
+_LOOK_UP = "aten.embedding_bag."
 _UNCHANGED = frozenset("unsqueeze squeeze view reshape contiguous to _to_copy clone".split())
 _SAME = frozenset("to _to_copy clone contiguous detach alias".split())
 _EACH_ALONE = _SAME | frozenset("remainder floor_divide add sub mul bitwise_and abs clamp".split())
@@ -37,7 +38,7 @@ def has_given_bags(op: Op, graph: Graph) -> bool:
 
 def looks_up_given(op: Op, graph: Graph) -> bool:
     """Tells whether an op looks bags up that may be of any length."""
-    return name_of(op) == "embedding_bag" and has_given_bags(op, graph)
+    return op.target.startswith(_LOOK_UP) and has_given_bags(op, graph)
 
 
 def is_cut(op: Op, graph: Graph) -> bool:

@@ -226,6 +226,11 @@ class Graph:
         return tuple([sum([op.flops for op in self.block_ops(block)]) for block in self.blocks])
 
     @cached_property
+    def targets(self) -> frozenset[str]:
+        """Of all ops: most of what is looked for is nowhere in a graph."""
+        return frozenset([op.target for op in self.ops])
+
+    @cached_property
     def flops(self) -> float:
         """Of the whole forward."""
         return sum([op.flops for op in self.ops])

@@ -12,6 +12,8 @@ def with_routing(graph: Graph, known: Sequence[Routing] = ()) -> Graph:
     """Returns the graph whose layers of experts route as `known` says of layers that have as many
     experts and pick as many, others evenly; the same graph where that changes nothing. Layers alike
     are told alike, so that equal blocks stay equal."""
+    if EXPERTS_TARGET not in graph.targets:
+        return graph
     told = {(one.experts, one.picked): one for one in known}
     ops = tuple(
         replace(op, routing=told.get(size) or spread_evenly(*size))

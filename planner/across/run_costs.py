@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.borders import part_bytes
-from meshwright.costmodel.comm.comm import Level, Levels, send_time
+from meshwright.costmodel.comm.comm import Levels, send_time
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.overheads import Overheads, overheads_of
 from meshwright.costmodel.stage.placement import slowdown
@@ -96,6 +96,7 @@ class RunCosts:
         self._under: dict[object, BlockCost] = {}
         self._states: dict[tuple[ModelMesh, str, Fold | None], RunState] = {}
         self._foldings: dict[tuple[ModelMesh, str], tuple[dict[str, Fold], ...]] = {}
+        self._folds: dict[tuple[ModelMesh, str], tuple[Fold | None, ...]] = {}
         self._works: dict[tuple[At, str], RunWork] = {}
         self._modes = ModeCosts(problem)
         self._sent: dict[object, tuple[Matrix, Matrix]] = {}
@@ -195,21 +196,12 @@ class RunCosts:
         return At(replace(spot, dp=1, dp_levels=(), own_levels=None), at.variant)
 
     def _is_alone(self, at: At) -> bool:
-        link = self.problem.cluster.nodes[0].link
-        one = replace(at.spot, dp=1, dp_levels=())
-        two = replace(one, dp=2, dp_levels=(Level(2, link),))
         layouts = self.layouts(at.spot.model, at.variant)
-        return all(
-            self._talk_s(block.pattern, layouts, one) == self._talk_s(block.pattern, layouts, two)
+        known = self.problem.tables.blocks
+        return all([
+            known.is_apart(block, layouts[block.pattern], at.spot)
             for block in self.problem.graph.distinct_blocks()
-        )
-
-    def _talk_s(
-        self, pattern: str, layouts: dict[str, BlockLayout], spot: BlockSpot
-    ) -> tuple[float, float]:
-        block = next(b for b in self.blocks if b.pattern == pattern)
-        cost = self.problem.tables.block(block, layouts[pattern], spot)
-        return cost.comm_forward_s, cost.comm_backward_s
+        ])  # fmt: skip
 
     def under(self, block: Block, at: At, mode: str) -> BlockCost:
         """The cost of a block in one of `planner.problem.saved_modes`."""
@@ -322,8 +314,11 @@ class RunCosts:
         """The foldings that there are on a mesh; None alone: nothing is folded."""
         if len(mesh.folds) < 2:
             return (None,)
-        found = {fold for own in self.foldings(at) for fold in own.values()}
-        return tuple(sorted(found)) if found else (None,)
+        key = at.spot.model, at.variant
+        if key not in self._folds:
+            found = {fold for own in self.foldings(at) for fold in own.values()}
+            self._folds[key] = tuple(sorted(found)) if found else (None,)
+        return self._folds[key]
 
     def state(self, at: At, fold: Fold | None = None) -> RunState:
         """Of all parameters, or those for which the axes of `fold` are folded."""

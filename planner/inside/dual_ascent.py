@@ -68,11 +68,9 @@ class _Edge:
         """The node's own side first."""
         return (self.rows, self.columns) if self.rows.node == node else (self.columns, self.rows)
 
-    def take(self, node: int) -> None:
-        """All that the edge can spare goes to the node."""
-        at = 0 if self.rows.node == node else 1
-        own, _ = self.sides(node)
-        own.message[own.used] += self.rest().min(1 - at)
+    def take(self, own: _Side) -> None:
+        """All that the edge can spare goes to the node of that side."""
+        own.message[own.used] += np.minimum.reduce(self.rest(), 0 if own is self.columns else 1)
 
     def slack(self, node: int) -> Floats:
         """Per state of the node: how far its best entry is above the least of all."""
@@ -84,6 +82,9 @@ class _Edge:
         return np.asarray(found[own.of_state])
 
 
+_Visit = tuple[int, list[tuple[_Edge, _Side]], list[_Side]]
+
+
 @dataclass(slots=True)
 class Ascent:
     """The state of an ascent."""
@@ -93,6 +94,8 @@ class Ascent:
     shared: list[list[_Edge]]
     """The edges of each link."""
     near: dict[int, list[_Edge]]
+    own: dict[int, list[_Side]]
+    """The ends of these that are the node's."""
 
     @classmethod
     def of(cls, reduced: Reduced) -> "Ascent":
@@ -104,19 +107,19 @@ class Ascent:
         for edge in edges:
             near[edge.rows.node].append(edge)
             near[edge.columns.node].append(edge)
-        return cls(costs, edges, shared, near)
+        own = {n: [edge.sides(n)[0] for edge in found] for n, found in near.items()}
+        return cls(costs, edges, shared, near, own)
 
     def now(self, node: int) -> Floats:
         """The node's costs with what its edges gave."""
         total = self.costs[node].copy()
-        for edge in self.near[node]:
-            own, _ = edge.sides(node)
-            total += own.message[own.of_state]
+        for side in self.own[node]:
+            total += side.message[side.of_state]
         return total
 
     def bound(self) -> float:
-        nodes = sum(float(self.now(n).min()) for n in self.costs)
-        return nodes + sum(float(edge.rest().min()) for edge in self.edges)
+        nodes = sum([float(self.now(n).min()) for n in self.costs])
+        return nodes + sum([float(edge.rest().min()) for edge in self.edges])
 
     def slacks(self) -> dict[int, Floats]:
         """Per node and state: by how much more than the bound any choice with it costs."""
@@ -128,21 +131,25 @@ class Ascent:
                 found[node] += edge.slack(node)
         return found
 
-    def sweep(self, nodes: Sequence[int]) -> None:
-        """Once through all nodes, in this order."""
+    def _course(self, nodes: Sequence[int]) -> list[_Visit]:
+        """Nodes in an order: of each its edges to those before it, and its ends of the others."""
         rank = {n: i for i, n in enumerate(nodes)}
+        found: list[_Visit] = []
         for node in nodes:
-            later: list[_Edge] = []
-            earlier: list[_Edge] = []
-            for edge in self.near[node]:
-                _, other = edge.sides(node)
-                (later if rank[other.node] > rank[node] else earlier).append(edge)
-            for edge in earlier:
-                edge.take(node)
+            sides = [(edge, *edge.sides(node)) for edge in self.near[node]]
+            before = [(e, own) for e, own, other in sides if rank[other.node] <= rank[node]]
+            after = [own for _, own, other in sides if rank[other.node] > rank[node]]
+            found.append((node, before, after))
+        return found
+
+    def _sweep(self, course: Sequence[_Visit]) -> None:
+        """Once through all nodes."""
+        for node, earlier, later in course:
+            for edge, own in earlier:
+                edge.take(own)
             if later:
                 part = self.now(node) / max(len(later), len(earlier))
-                for edge in later:
-                    own, _ = edge.sides(node)
+                for own in later:
                     own.message[own.used] -= own.smallest(part)
 
     def share_out(self) -> None:
@@ -166,9 +173,10 @@ class Ascent:
     def climb(self, rounds: int = 60, still: float = 1e-7) -> float:
         """Until the bound no longer grows; the bound."""
         nodes, known = sorted(self.costs), -np.inf
+        there, back = self._course(nodes), self._course(nodes[::-1])
         for _ in range(rounds):
-            self.sweep(nodes)
-            self.sweep(nodes[::-1])
+            self._sweep(there)
+            self._sweep(back)
             self.share_out()
             now = self.bound()
             if now - known <= still * abs(now):

@@ -67,7 +67,7 @@ def split_of(rule: Rule, dims: Dims, shard: Shard, axis: AxisKind) -> Split | No
             if shard.zigzag and (outer % 2 or units % axis.size):
                 return None
             split = _inside(factor, own, outer, shard.inner, prod(sizes[i + 1 :]), units, axis)
-            return split and replace(split, zigzag=shard.zigzag)
+            return replace(split, zigzag=True) if split and shard.zigzag else split
         before *= own
     return None
 
@@ -116,6 +116,8 @@ def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
 
 def with_together(rule: Rule, split: Split, axis: AxisKind) -> tuple[Split, ...]:
     """The split, and those of several factors together that it leads."""
+    if not rule.together:
+        return (split,)
     leads = sorted(name for name, factors in rule.together.items() if factors[0] == split.factor)
     return (split, *(both for name in leads for both in _following(rule, split, name, axis)))
 

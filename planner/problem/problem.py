@@ -225,9 +225,9 @@ def make_problem(
 
 def _routing(graph: Graph, routes: RouteCounts | None) -> tuple[Routing, ...]:
     """Of the kinds of layers that the model has; PlanError where nothing counted is of one."""
-    sizes = sorted({size for op in graph.ops if (size := expert_sizes(op, graph))})
     if routes is None:
         return ()
+    sizes = sorted({size for op in graph.ops if (size := expert_sizes(op, graph))})
     found = {size: routes.routing(*size) for size in sizes}
     if unknown := [size for size, one in found.items() if one is None] or not sizes:
         raise PlanError(
