@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from meshwright.ir import deadline
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.errors import Infeasible, MeshwrightError, PlanError
@@ -242,7 +243,8 @@ def test_batch_norms_keep_one_microbatch() -> None:
 def test_no_clock_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = problem(mlp(), cluster(2))
     text = dumps(search_problem(asked, "exhaustive"))
-    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    for clock in (time, deadline):
+        monkeypatch.setattr(clock, "monotonic", lambda: 5.0)
     assert dumps(search_problem(asked, "exhaustive")) == text
 
 
