@@ -35,7 +35,7 @@ def _of_rank(rank, plan):
     found["evaluation"] = _said(lambda: job.eval(own))
     job = compile_job(Net(), plan, lr=1e-3, graph=graph_of(plan))
     found["step"] = _said(lambda: job.step(own))
-    found["step again"] = _said(lambda: job.step(own))
+    found["step again"] = _said(lambda: job.accumulate(own))
     job.step(shared)
     found["ended"] = first_failure(job_store())
     return found
@@ -64,7 +64,10 @@ def test_large_tensors_are_compared_by_rows(monkeypatch):
     monkeypatch.setattr(same_batches, "_WHOLE_BYTES", 64)
     x = torch.arange(64.0).view(16, 4)
     assert same_batches._checksum(x) == same_batches._checksum(x.clone())
-    assert same_batches._checksum(x) != same_batches._checksum(x + 1)
+    for changed in (0, 15):  # 256 bytes in places of 64: every fifth row
+        other = x.clone()
+        other[changed] += 1
+        assert same_batches._checksum(x) != same_batches._checksum(other)
     reads = [same_batches._BatchRead(None, {"a": 1, "b": n}) for n in (2, 2, 3)]
     said = same_batches._first_odd(reads)
     assert said == "rank 2 has read another first batch than rank 0 (b differs)"
