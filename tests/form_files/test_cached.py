@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from meshwright.forms.cache import moving
 from meshwright.forms.host_link import shaped
@@ -140,6 +141,7 @@ def _accumulated(plan: Plan) -> list[float]:
         job.eval(batch(step + 3))
         after = batch(step + 2) if step + 2 < STEPS else None
         second = job.accumulate(batch(step + 1), next_batch=after)
+        job.eval(batch(step + 4 if step < 2 else 7))
         job.apply(0.5)
         losses += [float(first), float(second), float(job.eval(batch(7)))]
     job.close()
@@ -203,6 +205,30 @@ def _failed(plan: Plan) -> list[str]:
         except MemoryError as error:
             found.append(str(error))
     return found
+
+
+def _under_way(plan: Plan) -> list[int]:
+    """What is begun on the second thread and has not been waited for where rows are stepped."""
+    job, found = job_of(plan), []
+    runs = [run for run in job.parts.stages[0].sync._runs if run.reads_batches]
+    (table,) = [t for run in runs for t in run._tables if t.path == "words.weight"]
+    state_at = table.moving.state_at
+
+    def watched(at: Tensor) -> dict[str, Tensor]:
+        found.append(len(table._beside._begun))
+        return state_at(at)  # type: ignore[no-any-return]
+
+    table.moving.state_at = watched
+    for step in range(3):
+        job.step(batch(step), next_batch=batch(step + 1))
+    job.close()
+    return found
+
+
+def test_rows_are_stepped_while_nothing_else_moves() -> None:
+    with shaped(LINK):
+        (found,) = run_ranks(1, _under_way, plan_of(1, "adagrad", ratio=0.4))
+    assert found == [0] * 3
 
 
 def test_nobody_goes_on_with_what_a_second_thread_left_half_done() -> None:
