@@ -33,6 +33,7 @@ def _of_rank(rank, plan):
     job.step(shared)
     job.step(own)  # later ones are the user's word
     found["evaluation"] = _said(lambda: job.eval(own))
+    found["own part"] = _said(lambda: job.eval(job.shard(own), sharded=True))
     job = compile_job(Net(), plan, lr=1e-3, graph=graph_of(plan))
     found["step"] = _said(lambda: job.step(own))
     found["step again"] = _said(lambda: job.accumulate(own))
@@ -51,7 +52,7 @@ def _all(plan):
 
 def test_ranks_that_read_other_batches_are_refused():
     for found in run_ranks(2, _all, net_plan("zero1")):
-        assert found["equal"] == found["other samples"] == "fine"
+        assert found["equal"] == found["other samples"] == found["own part"] == "fine"
         assert found["ended"] is None, "all have caught it, and may go on"
         for name in ("other", "same samples", "evaluation", "step", "step again"):
             assert "rank 1 has read another first batch than rank 0 (0, 1 differ)" in found[name]
