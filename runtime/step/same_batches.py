@@ -65,4 +65,4 @@ def _checksum(x: Tensor) -> int:
     x = x.detach()
     if x.ndim and (step := x.nbytes // _WHOLE_BYTES) > 0:
         x = x[:: step + 1]
-    return zlib.crc32(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
