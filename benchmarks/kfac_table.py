@@ -148,38 +148,30 @@ def in_turn(found: Sequence[MatrixTask], ranks: int = RANKS) -> list[int]:
 
 def longest_first(found: Sequence[MatrixTask], ranks: int = RANKS) -> list[int]:
     """Graham's: each to whom has least, the longest first."""
-    return _least_loaded(found, [t.work for t in found], ranks, by_all=False)
+    return _least_loaded([t.work for t in found], ranks, lambda i: False)
 
 
 def by_rule(found: Sequence[MatrixTask], sizes: Sequence[int], ranks: int = RANKS) -> list[int]:
     """The paper's rule: by all where that takes less than telling, else to whom has least, by
     size."""
-    return _least_loaded(found, sizes, ranks, by_all=True)
+    return _least_loaded(sizes, ranks, lambda i: found[i].work < found[i].told)
 
 
-LEAST_APART = 1024
-"""Values that a layer reads of an input, from which on its inverses are not made by all: of the
-authors' code, in which the comparison of times that the paper tells of is a comment."""
+LEAST_APART = 1400
+"""Size from which on an inverse is not made by all: of the authors' code (7 January 2021), in which
+the comparison of times that the paper tells of is a comment."""
 
 
-def by_code(model: str, ranks: int = RANKS) -> list[int]:
-    """SPD-KFAC's as its code has it: layers, by what they read alone; both inverses of a layer by
-    all, or by whom has read least."""
-    made, loads = layers(model), [0] * ranks
-    of = [ALL] * len(made)
-    for i in sorted(range(len(made)), key=lambda i: -made[i][0]):
-        if made[i][0] >= LEAST_APART:
-            of[i] = loads.index(min(loads))
-            loads[of[i]] += made[i][0]
-    return [rank for rank in of for _ in range(2)]
+def by_code(sizes: Sequence[int], ranks: int = RANKS) -> list[int]:
+    """SPD-KFAC's as its code has it: by all where a matrix is small, else to whom has least, by
+    size."""
+    return _least_loaded(sizes, ranks, lambda i: sizes[i] < LEAST_APART)
 
 
-def _least_loaded(
-    found: Sequence[MatrixTask], sizes: Sequence[float], ranks: int, *, by_all: bool
-) -> list[int]:
-    loads, of = [0.0] * ranks, [ALL] * len(found)
-    for i in sorted(range(len(found)), key=lambda i: -sizes[i]):
-        if not (by_all and found[i].work < found[i].told):
+def _least_loaded(sizes: Sequence[float], ranks: int, by_all: Callable[[int], bool]) -> list[int]:
+    loads, of = [0.0] * ranks, [ALL] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if not by_all(i):
             of[i] = loads.index(min(loads))
             loads[of[i]] += sizes[i]
     return of
@@ -279,7 +271,7 @@ class Told:
 def predicted(model: str) -> Told:
     """Returns the columns of one model."""
     row, found = ROWS[model], tasks(model)
-    turn, code = takes(found, in_turn(found)), takes(found, by_code(model))
+    turn, code = takes(found, in_turn(found)), takes(found, by_code(dims(model)))
     rule = takes(found, by_rule(found, dims(model)))
     ours = placed(found, RANKS, by_all=True).takes
     saved = best_saved_s(model, calibrated())

@@ -4,6 +4,9 @@
 class MeshwrightError(Exception):
     """Base of all errors this package raises on purpose."""
 
+    everywhere: bool = False
+    """Whether all ranks of a job raise it together, so that each may catch it and go on."""
+
 
 class TraceError(MeshwrightError):
     """The model cannot be captured; names the operation, the user's source line and a way out."""
@@ -11,9 +14,6 @@ class TraceError(MeshwrightError):
 
 class PlanError(MeshwrightError, ValueError):
     """A plan, cluster or other input file breaks a rule."""
-
-    everywhere: bool = False
-    """Whether all ranks of a job raise it together, so that each may catch it and go on."""
 
 
 class Infeasible(MeshwrightError):

@@ -89,21 +89,27 @@ class ShapedLink(HostLink):
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
         self._ways: dict[Way, queue.SimpleQueue[_Job | None]] = {}
+        self._opening = threading.Lock()
+        """Several threads may ask for copies."""
 
     def room(self, like: Tensor) -> Tensor:
         return _noted(super().room(like))
 
     def _copy(self, to: Way, source: Tensor, target: Tensor) -> Waitable:
-        if to not in self._ways:
-            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            self._ways[to] = jobs
-            thread = threading.Thread(target=self._carry, args=(jobs,), daemon=True)
-            thread.start()
-            # A thread that still copies while Python goes away would end the process by a signal.
-            atexit.register(_end, os.getpid(), jobs, thread)
         job = _Job(source.detach(), target.detach())
-        self._ways[to].put(job)
+        self._way(to).put(job)
         return job
+
+    def _way(self, to: Way) -> "queue.SimpleQueue[_Job | None]":
+        with self._opening:
+            if to not in self._ways:
+                jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+                thread = threading.Thread(target=self._carry, args=(jobs,), daemon=True)
+                thread.start()
+                # One that still copies while Python goes away would end the process by a signal.
+                atexit.register(_end, os.getpid(), jobs, thread)
+                self._ways[to] = jobs
+            return self._ways[to]
 
     @torch.no_grad()
     def _carry(self, jobs: "queue.SimpleQueue[_Job | None]") -> None:

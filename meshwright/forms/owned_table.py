@@ -158,10 +158,9 @@ class OwnedTable:
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
         """The rows of which gradients came, from each rank, with their sums."""
         if len(parts) == 1:  # a rank tells each of its rows once
-            here = self.slot.whole.detach()
             # What blocks have of them is that, and nobody reads it again.
-            is_here = found is self.here.rows and here.dtype == self.shard.dtype
-            part = nn.Parameter(here if is_here else self.owned(found))
+            is_here = found is self.here.rows
+            part = nn.Parameter(self.slot.whole.detach() if is_here else self.owned(found))
             part.grad = parts[0].contiguous()
             return SomeRows(self.shard, found - self.start, part)
         rows, places = found.unique(return_inverse=True)  # type: ignore[no-untyped-call]

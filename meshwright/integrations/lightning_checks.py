@@ -127,7 +127,8 @@ def _devices(trainer: Trainer, plan: Plan) -> str:
 def _nodes(trainer: Trainer, plan: Plan) -> str:
     known = trainer.num_nodes
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    there = ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    there = int(os.environ.get("GROUP_WORLD_SIZE", ranks // each))
     if known in (1, there):
         return ""
     return (

@@ -30,7 +30,7 @@ class _BatchRead:
     samples: tuple[int, ...] | None
     """Which of the global batch it is; None: all."""
     sums: Mapping[str, int]
-    """Checksums by input name."""
+    """Checksums by input name, of what has values."""
 
 
 def check_same_batches(batch: Mapping[str, Tensor], samples: Sequence[int] | None) -> None:
@@ -40,18 +40,22 @@ def check_same_batches(batch: Mapping[str, Tensor], samples: Sequence[int] | Non
     """
     sums = {name: _checksum(x) for name, x in batch.items() if not x.is_meta}
     if odd := judged(_BatchRead(None if samples is None else tuple(samples), sums), _first_odd):
-        raise MismatchError(f"{odd}: {ADVICE}")
+        error = MismatchError(f"{odd}: {ADVICE}")
+        error.everywhere = True
+        raise error
 
 
 def _first_odd(reads: Sequence[_BatchRead]) -> str | None:
-    first: dict[tuple[int, ...] | None, int] = {}
+    known: dict[tuple[int, ...] | None, dict[str, int]] = {}
+    """Of samples, the first rank that has values of each input."""
     for rank, read in enumerate(reads):
-        other = first.setdefault(read.samples, rank)
-        theirs = reads[other].sums
-        if read.sums != theirs:
-            odd = [name for name in read.sums if read.sums[name] != theirs.get(name)]
+        first = known.setdefault(read.samples, {})
+        if odd := [
+            name for name, own in read.sums.items()
+            if reads[first.setdefault(name, rank)].sums[name] != own
+        ]:  # fmt: skip
             return (
-                f"rank {rank} has read another first batch than rank {other} "
+                f"rank {rank} has read another first batch than rank {first[odd[0]]} "
                 f"({', '.join(odd)} {'differs' if len(odd) == 1 else 'differ'})"
             )
     return None
@@ -61,4 +65,4 @@ def _checksum(x: Tensor) -> int:
     x = x.detach()
     if x.ndim and (step := x.nbytes // _WHOLE_BYTES) > 0:
         x = x[:: step + 1]
-    return zlib.crc32(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return zlib.crc32(x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

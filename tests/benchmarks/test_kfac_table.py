@@ -65,7 +65,7 @@ def test_none_of_their_rules_shares_out_better(model: str, ranks: int) -> None:
     found = tasks(model)
     ours = placed(found, ranks, by_all=True)
     for of in (
-        in_turn(found, ranks), by_rule(found, dims(model), ranks), by_code(model, ranks),
+        in_turn(found, ranks), by_rule(found, dims(model), ranks), by_code(dims(model), ranks),
         longest_first(found, ranks), [ALL] * len(found),
     ):  # fmt: skip
         assert ours.takes <= takes(found, of, ranks) * (1 + 1e-12)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from meshwright.forms.cache import moving
 from meshwright.forms.host_link import shaped
 from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import stepping_notes, table_findings
@@ -15,6 +17,7 @@ from meshwright.ir.profile import measured
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
 from meshwright.profiling.rows import count_rows
+from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
 from tests.form_files.caches import all_trained, job_of, plan_of, trained
 from tests.form_files.words import STEPS, VOCAB, assert_equal, batch, error_beyond, model, plain
@@ -138,6 +141,7 @@ def _accumulated(plan: Plan) -> list[float]:
         job.eval(batch(step + 3))
         after = batch(step + 2) if step + 2 < STEPS else None
         second = job.accumulate(batch(step + 1), next_batch=after)
+        job.eval(batch(step + 4 if step < 2 else 7))
         job.apply(0.5)
         losses += [float(first), float(second), float(job.eval(batch(7)))]
     job.close()
@@ -173,6 +177,75 @@ def test_a_batch_that_does_not_fit_grows_the_cache_and_says_so() -> None:
     (told,) = [one for one in said if "words.weight" in one]
     assert "its cache has 10 slots: it grows" in told and "ratio 0." in told
     assert found[2][0].slots > 40
+
+
+def _failed(plan: Plan) -> list[str]:
+    """What is said of a table after its second thread has failed, by whoever looks at it."""
+    job, found = job_of(plan), []
+    job.step(batch(0), next_batch=batch(1))
+    runs = [run for run in job.parts.stages[0].sync._runs if run.reads_batches]
+    (table,) = [t for run in runs for t in run._tables if t.path == "words.weight"]
+
+    def full(*_: Any, **__: Any) -> Any:
+        del table.map.admit  # once
+        raise MemoryError("no room")
+
+    table.map.admit = full
+    rows = batch(3)[0].unique()
+    for look in (
+        lambda: job.step(batch(1), next_batch=batch(2)), lambda: job.step(batch(1)),
+        lambda: job.eval(batch(1)), lambda: full_state(job), job.close,
+        lambda: table.admit(rows), lambda: table.owned(rows), table.over, table.flush, table.forget,
+        lambda: table.summed(rows, ()), lambda: table.kept, lambda: table.found,
+        lambda: table.is_flushed,
+    ):  # fmt: skip
+        try:
+            look()
+            found.append("went on")
+        except MemoryError as error:
+            found.append(str(error))
+    return found
+
+
+def _under_way(plan: Plan) -> list[int]:
+    """What is begun on the second thread and has not been waited for where rows are stepped."""
+    job, found = job_of(plan), []
+    runs = [run for run in job.parts.stages[0].sync._runs if run.reads_batches]
+    (table,) = [t for run in runs for t in run._tables if t.path == "words.weight"]
+    state_at = table.moving.state_at
+
+    def watched(at: Tensor) -> dict[str, Tensor]:
+        found.append(len(table._beside._begun))
+        return state_at(at)  # type: ignore[no-any-return]
+
+    table.moving.state_at = watched
+    for step in range(3):
+        job.step(batch(step), next_batch=batch(step + 1))
+    job.close()
+    return found
+
+
+def test_rows_are_stepped_while_nothing_else_moves() -> None:
+    with shaped(LINK):
+        (found,) = run_ranks(1, _under_way, plan_of(1, "adagrad", ratio=0.4))
+    assert found == [0] * 3
+
+
+def test_nobody_goes_on_with_what_a_second_thread_left_half_done() -> None:
+    with shaped(LINK):
+        (said,) = run_ranks(1, _failed, plan_of(1, "adagrad", ratio=0.4))
+    assert said == ["no room"] * 14
+
+
+def _numbered_anew(plan: Plan) -> Any:
+    moving._MOST_DEPARTURES = 3
+    return trained(plan, 1)
+
+
+def test_rows_on_their_way_are_numbered_anew_now_and_then() -> None:
+    with shaped(LINK):
+        (found,) = run_ranks(1, _numbered_anew, plan_of(1, "adagrad", ratio=LARGEST))
+    assert_equal(found, alone(plain, "adagrad", 0.05, None))
 
 
 def _recorded(plan: Plan, file: str) -> Any:

@@ -215,6 +215,15 @@ def test_every_flag_of_a_trainer_works_or_is_refused(tmp_path: Any) -> None:
     assert [steps for *_, steps in found.values()] == [5, 2, 4, 5]
 
 
+def test_nodes_are_counted_as_torchrun_says(monkeypatch: Any) -> None:
+    from meshwright.integrations.lightning_checks import DEPENDS
+
+    for name, value in {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    said = [DEPENDS["num_nodes"](SimpleNamespace(num_nodes=n), plan()) for n in (1, 2, 3)]  # type: ignore[arg-type]
+    assert said[:2] == ["", ""] and "torchrun has started 2" in said[2]
+
+
 def test_ranks_do_not_validate_by_their_own_clocks() -> None:
     from meshwright.integrations.lightning_checks import DEPENDS
 

@@ -33,9 +33,11 @@ class Beside:
         self._begun.append(thread.submit(_within, _stream(self._device), work))
 
     def join(self) -> None:
-        """All of it is done; raises what it raised."""
+        """All of it is done. What it raised is raised here, and again each time: it is half done,
+        and nobody is to go on with what it has left."""
         while self._begun:
-            self._begun.pop(0).result()
+            self._begun[0].result()  # whoever is interrupted here still has to wait for it
+            del self._begun[0]
 
 
 def _stream(device: torch.device) -> AbstractContextManager[object]:

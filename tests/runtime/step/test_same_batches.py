@@ -3,8 +3,10 @@
 import torch
 
 from meshwright.ir.errors import MismatchError
+from meshwright.ir.torch_private import job_store
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step.same_batches import check_same_batches
+from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.nets import Net, data, graph_of, net_plan
 from meshwright.testing.spawn import run_ranks
 
@@ -31,8 +33,12 @@ def _of_rank(rank, plan):
     job.step(shared)
     job.step(own)  # later ones are the user's word
     found["evaluation"] = _said(lambda: job.eval(own))
+    found["own part"] = _said(lambda: job.eval(job.shard(own), sharded=True))
     job = compile_job(Net(), plan, lr=1e-3, graph=graph_of(plan))
     found["step"] = _said(lambda: job.step(own))
+    found["step again"] = _said(lambda: job.accumulate(own))
+    job.step(shared)
+    found["ended"] = first_failure(job_store())
     return found
 
 
@@ -46,8 +52,9 @@ def _all(plan):
 
 def test_ranks_that_read_other_batches_are_refused():
     for found in run_ranks(2, _all, net_plan("zero1")):
-        assert found["equal"] == found["other samples"] == "fine"
-        for name in ("other", "same samples", "evaluation", "step"):
+        assert found["equal"] == found["other samples"] == found["own part"] == "fine"
+        assert found["ended"] is None, "all have caught it, and may go on"
+        for name in ("other", "same samples", "evaluation", "step", "step again"):
             assert "rank 1 has read another first batch than rank 0 (0, 1 differ)" in found[name]
             assert "generator of one seed" in found[name] and "sharded=True" in found[name]
 
@@ -58,7 +65,15 @@ def test_large_tensors_are_compared_by_rows(monkeypatch):
     monkeypatch.setattr(same_batches, "_WHOLE_BYTES", 64)
     x = torch.arange(64.0).view(16, 4)
     assert same_batches._checksum(x) == same_batches._checksum(x.clone())
-    assert same_batches._checksum(x) != same_batches._checksum(x + 1)
+    for changed in (0, 15):  # 256 bytes in places of 64: every fifth row
+        other = x.clone()
+        other[changed] += 1
+        assert same_batches._checksum(x) != same_batches._checksum(other)
     reads = [same_batches._BatchRead(None, {"a": 1, "b": n}) for n in (2, 2, 3)]
     said = same_batches._first_odd(reads)
     assert said == "rank 2 has read another first batch than rank 0 (b differs)"
+    # A rank that has no values of an input is not compared in it, and others are.
+    reads = [same_batches._BatchRead(None, sums) for sums in ({"a": 1}, {"b": 2}, {"a": 1, "b": 3})]
+    assert same_batches._first_odd(reads[:2]) is None
+    said = same_batches._first_odd(reads)
+    assert said == "rank 2 has read another first batch than rank 1 (b differs)"

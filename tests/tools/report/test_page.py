@@ -120,6 +120,18 @@ def test_a_plan_without_detail_still_has_a_page():
     assert html(bare)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("assumption", "is an assumption"), ("datasheet", "is that of data sheets"), ("measured", "")],
+)
+def test_a_page_says_what_its_times_rest_on(source, said):
+    plan = piped(2, 2, 8, 4)
+    told = contents(replace(plan, predicted=replace(plan.predicted, source=source)))["warnings"]
+    rests = [text for text in told if "How fast the devices are" in text]
+    assert len(rests) == bool(said)
+    assert all(said in text and "`meshwright profile` measures them" in text for text in rests)
+
+
 def test_a_plan_without_a_prediction_is_refused():
     with pytest.raises(PlanError, match="no prediction"):
         html(replace(piped(2, 2, 8, 4), predicted=None))
