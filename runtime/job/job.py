@@ -194,10 +194,10 @@ class Job:
     def _compare(self, batch: Batch, sharded: bool, executor: Executor) -> None:
         """The first batch of a kind, with what other ranks read."""
         if executor not in self._compared:
-            self._compared.add(executor)
             own = self._cutter.own_samples if sharded else None
             with self.failures.guard():
                 check_same_batches(self._cutter.checked(batch, sharded=sharded), own)
+            self._compared.add(executor)
 
     def _step(
         self, batch: Batch, kind: StepKind, sharded: bool, next_batch: Batch | None,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from meshwright.ir.comm.opening import STORE_OPERATION_S
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.torch_private import job_store
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world.launcher import launcher_store
@@ -142,7 +142,7 @@ class Failures:
         error.add_note(f"rank {self._rank}, {where}")
         self._told = self._raised(error, where)
         get_error_handler().record_exception(error)
-        if isinstance(error, PlanError) and error.everywhere:
+        if isinstance(error, MeshwrightError) and error.everywhere:
             return
         if self._thread is not None and not self._closed.is_set() and not self._ended_by:
             found = self._told

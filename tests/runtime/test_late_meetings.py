@@ -28,6 +28,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.saver import Saver
 from meshwright.runtime.world.agreement import Agreement
+from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.spawn import alone, run_ranks
 
 STEPS, SAMPLES, TOKENS, LR, MICRO = 9, 8, 6, 0.1, 2
@@ -253,6 +254,7 @@ def _stopped(plan: Plan, folder: Path) -> dict[str, Any]:
             getattr(job, name)(folder / name)
         except NonFinite as error:
             found[name] = str(error)
+    found["ended"] = first_failure(job_store())
     return found
 
 
@@ -271,6 +273,7 @@ def test_all_stop_or_none_at_the_same_step(tmp_path: Path) -> None:
         assert all(loss == loss for loss in losses)
         assert "step 3: the mean of all" in found["save"]
         assert "the export is not written" in found["export"]
+        assert found["ended"] is None, "what is caught ends no job"
     assert any("step 3" in text for text in each[0]["warn"][1]) and not each[1]["warn"][1]
     assert not (tmp_path / "save").exists() and not (tmp_path / "export").exists()
 

@@ -3,8 +3,10 @@
 import torch
 
 from meshwright.ir.errors import MismatchError
+from meshwright.ir.torch_private import job_store
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step.same_batches import check_same_batches
+from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.nets import Net, data, graph_of, net_plan
 from meshwright.testing.spawn import run_ranks
 
@@ -33,6 +35,8 @@ def _of_rank(rank, plan):
     found["evaluation"] = _said(lambda: job.eval(own))
     job = compile_job(Net(), plan, lr=1e-3, graph=graph_of(plan))
     found["step"] = _said(lambda: job.step(own))
+    found["again"] = _said(lambda: job.step(own))  # whoever caught it has changed nothing
+    found["ended"] = first_failure(job_store())
     return found
 
 
@@ -47,7 +51,8 @@ def _all(plan):
 def test_ranks_that_read_other_batches_are_refused():
     for found in run_ranks(2, _all, net_plan("zero1")):
         assert found["equal"] == found["other samples"] == "fine"
-        for name in ("other", "same samples", "evaluation", "step"):
+        assert found["ended"] is None, "what is caught ends no job"
+        for name in ("other", "same samples", "evaluation", "step", "again"):
             assert "rank 1 has read another first batch than rank 0 (0, 1 differ)" in found[name]
             assert "generator of one seed" in found[name] and "sharded=True" in found[name]
 
