@@ -192,6 +192,28 @@ def test_one_that_is_late_holds_nobody_up() -> None:
                     assert torch.allclose(x, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_replicas_are_alone_only_where_no_stage_has_them_meet() -> None:
+    plan = plan_of(dp_replicate=2, pp=2)
+    first, last = plan.stages
+
+    def of(**other: Any) -> Any:
+        return lone_replicas(replace(plan, stages=(first, replace(last, **other))))
+
+    def late(delay: int) -> FormChoice:
+        return FormChoice(form="dasgd", settings={"every": EVERY, "delay": delay})
+
+    usual = of()
+    assert usual.lines == tuple(
+        tuple(sorted((first.devices[n], last.devices[n]))) for n in range(2)
+    )
+    assert [usual.of(rank) for rank in usual.lines[1]] == [1, 1]
+    assert usual.lag == DELAY and of(sync=late(1)).lag == 1, "of the stage that waits first"
+    assert of(sync=late(0)) is None and of(sync=None) is None
+    assert of(batch_shares=(3, 1)) is None, "the last stage's replicas have other samples"
+    assert of(devices=first.devices[::-1]) is None, "a rank is of two replicas"
+    assert lone_replicas(replace(plan, precision="fp16")) is None, "all have one scale"
+
+
 def test_what_is_late_is_not_in_the_price_of_a_step() -> None:
     """Neither the loss nor counts; of two ranks of a replica they are, as they meet. Notes say
     so."""
