@@ -38,12 +38,13 @@ ALL: Share = (1, 1)
 
 
 def times(x: Tensor, share: Share) -> Tensor:
-    """x, multiplied by a share; of whole numbers that may be one with a fraction."""
+    """x, multiplied by a share; of whole numbers that may be one with a fraction, in float64."""
     over, under = share
     if over == under:
         return x
-    exact = not x.is_floating_point() and over % under == 0
-    return x * (over // under if exact else over / under)
+    if x.is_floating_point():
+        return x * (over / under)
+    return x * (over // under) if over % under == 0 else x.double() * over / under
 
 
 class AxisConversion(NamedTuple):

@@ -27,6 +27,7 @@ from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.saver import Saver
+from meshwright.runtime.step.meetings import largest
 from meshwright.runtime.world.agreement import Agreement
 from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.spawn import alone, run_ranks
@@ -133,8 +134,9 @@ def _trained(plan: Plan) -> Any:
     job.settle()
     state = full_state(job)
     means[job.mean_loss.step] = job.mean_loss.loss
+    most = largest(torch.tensor(float(job.parts.rank)), plan.world_size, job.replica)
     job.close()
-    return found, means, state, due, waited
+    return found, means, state, due, waited, int(most)
 
 
 def emulated(shares: tuple[int, int]) -> Any:
@@ -178,13 +180,14 @@ def test_one_that_is_late_holds_nobody_up() -> None:
         assert alone_ones and alone_ones.lag == DELAY
         shares = alone_ones.shares
         losses, values = alone(emulated, shares)
-        for rank, (found, means, state, due, lags) in enumerate(
+        for rank, (found, means, state, due, lags, most) in enumerate(
             run_ranks(plan.world_size, _trained, plan)
         ):
             assert found == pytest.approx(losses[alone_ones.of(rank)], rel=1e-10)
             assert [means[step] for step in range(STEPS - 3)] == pytest.approx(
                 [(a * shares[0] + b * shares[1]) / sum(shares)
                  for a, b in zip(*losses, strict=True)][:STEPS - 3], rel=1e-10)  # fmt: skip
+            assert most == max(alone_ones.lines[alone_ones.of(rank)]), "decided by the replica"
             assert lags == {DELAY}, "no sum is waited for in the step in which it began"
             assert due == [LATE + DELAY + 1]
             if rank == 0:
