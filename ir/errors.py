@@ -1,11 +1,18 @@
 """The errors a user can meet; each names what was given, the rule, the nearest legal value."""
 
+from typing import Self
+
 
 class MeshwrightError(Exception):
     """Base of all errors this package raises on purpose."""
 
     everywhere: bool = False
     """Whether all ranks of a job raise it together, so that each may catch it and go on."""
+
+    def on_all_ranks(self) -> Self:
+        """Says so, and returns the error."""
+        self.everywhere = True
+        return self
 
 
 class TraceError(MeshwrightError):

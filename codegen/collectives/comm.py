@@ -38,12 +38,13 @@ ALL: Share = (1, 1)
 
 
 def times(x: Tensor, share: Share) -> Tensor:
-    """x, multiplied by a share; of whole numbers that may be one with a fraction."""
+    """x, multiplied by a share; of whole numbers that may be one with a fraction, in float64."""
     over, under = share
     if over == under:
         return x
-    exact = not x.is_floating_point() and over % under == 0
-    return x * (over // under if exact else over / under)
+    if x.is_floating_point():
+        return x * (over / under)
+    return x * (over // under) if over % under == 0 else x.double() * over / under
 
 
 class AxisConversion(NamedTuple):
@@ -56,8 +57,14 @@ class AxisConversion(NamedTuple):
     target: DimShares | None
     keeps: bool
     share: Share = ALL
-    """By what both are multiplied then."""
+    """By what the value is multiplied then."""
+    gradient_share: Share = ALL
+    """By what its gradient is."""
 
+
+_SUMS = frozenset({Primitive.IDENTITY, Primitive.ALL_REDUCE})
+_HERE = frozenset({Primitive.IDENTITY, Primitive.SLICE})
+_JOINS = frozenset({Primitive.ALL_REDUCE, Primitive.ALL_GATHER})
 
 RowsOf = Callable[[str], RowsHere | None]
 
@@ -299,22 +306,34 @@ class Comm:
     ) -> AxisConversion:
         first = axis != "dp" or self.microbatch == 0
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        axis, share = self._along(axis, forward)
+        axis, *shares = self._along(axis, forward, gradient)
         keeps = first and self.coordinates.get(axis, 0) == 0
-        return AxisConversion(axis, forward, gradient, source, target, keeps, share)
+        return AxisConversion(axis, forward, gradient, source, target, keeps, *shares)
 
-    def _along(self, axis: str, forward: Primitive) -> tuple[str, Share]:
-        """The axis that a conversion is along, and by what its value is multiplied: where replicas
-        train alone a sum is what it would be if all samples were like the replica's own, and what
-        is to be counted once is counted in each replica, as its share."""
+    def _along(
+        self, axis: str, forward: Primitive, backward: Primitive
+    ) -> tuple[str, Share, Share]:
+        """The axis that a conversion is along, and by what its value and its gradient are
+        multiplied. Where replicas train alone a sum is what it would be if all samples were like
+        the replica's own, and what is to be counted once is counted in each replica, as its share;
+        so the gradient of what a replica has whole (R) is its share of that, while those of samples
+        and of summands are as always."""
         if axis != "dp" or self.apart is None or not self.training:
-            return axis, ALL
+            return axis, ALL, ALL
         own, whole = self.apart
+        part, rest = (own, whole), (whole, own)
         if forward is Primitive.MASK:
-            return "dp_shard", (own, whole)
-        if not self.sums_apart:
-            return axis, ALL
-        return "dp_shard", (whole, own) if forward is Primitive.ALL_REDUCE else ALL
+            return "dp_shard", part, part
+        if backward is Primitive.MASK:
+            return "dp_shard", ALL, ALL
+        if self.sums_apart and forward in _SUMS and backward in _SUMS:
+            by = rest if forward is Primitive.ALL_REDUCE else ALL
+            return "dp_shard", by, by
+        if forward in _JOINS and backward in _HERE:
+            return axis, ALL, rest
+        if forward in _HERE and backward in _JOINS:
+            return axis, ALL, part
+        return axis, ALL, ALL
 
     def move(
         self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
@@ -334,11 +353,13 @@ class Comm:
 
     def begin_forward(self, move: AxisConversion, x: Tensor) -> Callable[[], Tensor]:
         """Starts to move a value, without autograd; what it returns waits for that."""
-        return self._begin(move.forward, x, move, move.source, move.target)
+        return self._begin(move.forward, x, move, move.source, move.target, move.share)
 
     def begin_backward(self, move: AxisConversion, gradient: Tensor) -> Callable[[], Tensor]:
         """Starts to move its gradient back."""
-        return self._begin(move.backward, gradient, move, move.target, move.source)
+        return self._begin(
+            move.backward, gradient, move, move.target, move.source, move.gradient_share
+        )
 
     def _begin(
         self,
@@ -347,11 +368,12 @@ class Comm:
         move: AxisConversion,
         source: DimShares | None,
         target: DimShares | None,
+        share: Share,
     ) -> Callable[[], Tensor]:
         line = self._logged(primitive, move.axis, x)
         start = None if self.meter is None else self.meter.mark()
         came = begin(primitive, x, line, source, target, move.keeps)
-        arrive = came if move.share == ALL else lambda: times(came(), move.share)
+        arrive = came if share == ALL else lambda: times(came(), share)
         if self.meter is None or primitive not in COMMUNICATES:
             return arrive
 
@@ -455,4 +477,4 @@ class _Convert(torch.autograd.Function):
         gradient = ctx.comm.run(
             move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
         )
-        return times(gradient, move.share), None, None
+        return times(gradient, move.gradient_share), None, None

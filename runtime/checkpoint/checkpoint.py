@@ -186,12 +186,7 @@ def told(alone: bool, what: str, aside: Aside | None = None) -> Iterator[None]:
     if wrong:
         rest = f" (and on {len(wrong) - 1} more ranks)" * (len(wrong) > 1)
         kind = DamagedError if all(bad for _, bad in wrong) else PlanError
-        raise _everywhere(kind(wrong[0][0] + rest))
-
-
-def _everywhere(error: PlanError) -> PlanError:
-    error.everywhere = True
-    return error
+        raise kind(wrong[0][0] + rest).on_all_ranks()
 
 
 @dataclass(frozen=True)
@@ -240,7 +235,8 @@ def load(
         job.missing.clear()
         extra: dict[str, Any] = source.extra
         return extra
-    raise _everywhere(PlanError("; ".join(damage) + ". There is no sound checkpoint before it"))
+    text = "; ".join(damage) + ". There is no sound checkpoint before it"
+    raise PlanError(text).on_all_ranks()
 
 
 def _candidates(folder: Path, newer: Remembered | None) -> Iterator[Path]:

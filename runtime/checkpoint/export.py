@@ -57,7 +57,7 @@ def check_writable(job: "Job", what: str, absent: Iterable[str] = ()) -> None:
             f"{what} is not written: {len(names)} tensors have no values, such as {names[0]!r}; "
             "the model was on the meta device: give them values before compile(), or job.load() a "
             "checkpoint that has them"
-        )
+        ).on_all_ranks()
     check_state(job, what)
 
 
@@ -99,7 +99,8 @@ def sync_to(job: "Job", model: nn.Module) -> None:
     found = {rank: text for rank, text in enumerate(of_all(problem)) if text}
     if found:
         rank, text = next(iter(found.items()))
-        raise PlanError(f"the module cannot take the job's weights: {text} (rank {rank})")
+        text = f"the module cannot take the job's weights: {text} (rank {rank})"
+        raise PlanError(text).on_all_ranks()
     with torch.no_grad():
         for values in (whole_parameters, whole_buffers):
             for fqn, whole in values(job, everyone=True):

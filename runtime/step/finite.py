@@ -129,7 +129,8 @@ def check_state(job: "Job", what: str) -> None:
         return
     text = f"step {job.state.step}: parameters are not finite ({found})"
     if policy in (*_STOPS, "skip"):
-        raise NonFinite(f"{text}; {what} is not written; on_nonfinite='warn' lets it pass")
+        text = f"{text}; {what} is not written; on_nonfinite='warn' lets it pass"
+        raise NonFinite(text).on_all_ranks()
     if job.parts.rank == 0:
         warnings.warn(f"{text} in {what}", stacklevel=4)
 

@@ -40,9 +40,7 @@ def check_same_batches(batch: Mapping[str, Tensor], samples: Sequence[int] | Non
     """
     sums = {name: _checksum(x) for name, x in batch.items() if not x.is_meta}
     if odd := judged(_BatchRead(None if samples is None else tuple(samples), sums), _first_odd):
-        error = MismatchError(f"{odd}: {ADVICE}")
-        error.everywhere = True
-        raise error
+        raise MismatchError(f"{odd}: {ADVICE}").on_all_ranks()
 
 
 def _first_odd(reads: Sequence[_BatchRead]) -> str | None:

@@ -27,7 +27,9 @@ from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.saver import Saver
+from meshwright.runtime.step.meetings import largest
 from meshwright.runtime.world.agreement import Agreement
+from meshwright.runtime.world.failure import first_failure
 from meshwright.testing.spawn import alone, run_ranks
 
 STEPS, SAMPLES, TOKENS, LR, MICRO = 9, 8, 6, 0.1, 2
@@ -132,8 +134,9 @@ def _trained(plan: Plan) -> Any:
     job.settle()
     state = full_state(job)
     means[job.mean_loss.step] = job.mean_loss.loss
+    most = largest(torch.tensor(float(job.parts.rank)), plan.world_size, job.replica)
     job.close()
-    return found, means, state, due, waited
+    return found, means, state, due, waited, int(most)
 
 
 def emulated(shares: tuple[int, int]) -> Any:
@@ -177,18 +180,41 @@ def test_one_that_is_late_holds_nobody_up() -> None:
         assert alone_ones and alone_ones.lag == DELAY
         shares = alone_ones.shares
         losses, values = alone(emulated, shares)
-        for rank, (found, means, state, due, lags) in enumerate(
+        for rank, (found, means, state, due, lags, most) in enumerate(
             run_ranks(plan.world_size, _trained, plan)
         ):
             assert found == pytest.approx(losses[alone_ones.of(rank)], rel=1e-10)
             assert [means[step] for step in range(STEPS - 3)] == pytest.approx(
                 [(a * shares[0] + b * shares[1]) / sum(shares)
                  for a, b in zip(*losses, strict=True)][:STEPS - 3], rel=1e-10)  # fmt: skip
+            assert most == max(alone_ones.lines[alone_ones.of(rank)]), "decided by the replica"
             assert lags == {DELAY}, "no sum is waited for in the step in which it began"
             assert due == [LATE + DELAY + 1]
             if rank == 0:
                 for x, wanted in zip(state.values(), values, strict=True):
                     assert torch.allclose(x, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_replicas_are_alone_only_where_no_stage_has_them_meet() -> None:
+    plan = plan_of(dp_replicate=2, pp=2)
+    first, last = plan.stages
+
+    def of(**other: Any) -> Any:
+        return lone_replicas(replace(plan, stages=(first, replace(last, **other))))
+
+    def late(delay: int) -> FormChoice:
+        return FormChoice(form="dasgd", settings={"every": EVERY, "delay": delay})
+
+    usual = of()
+    assert usual.lines == tuple(
+        tuple(sorted((first.devices[n], last.devices[n]))) for n in range(2)
+    )
+    assert [usual.of(rank) for rank in usual.lines[1]] == [1, 1]
+    assert usual.lag == DELAY and of(sync=late(1)).lag == 1, "of the stage that waits first"
+    assert of(sync=late(0)) is None and of(sync=None) is None
+    assert of(batch_shares=(3, 1)) is None, "the last stage's replicas have other samples"
+    assert of(devices=first.devices[::-1]) is None, "a rank is of two replicas"
+    assert lone_replicas(replace(plan, precision="fp16")) is None, "all have one scale"
 
 
 def test_what_is_late_is_not_in_the_price_of_a_step() -> None:
@@ -253,6 +279,7 @@ def _stopped(plan: Plan, folder: Path) -> dict[str, Any]:
             getattr(job, name)(folder / name)
         except NonFinite as error:
             found[name] = str(error)
+    found["ended"] = first_failure(job_store())
     return found
 
 
@@ -271,6 +298,7 @@ def test_all_stop_or_none_at_the_same_step(tmp_path: Path) -> None:
         assert all(loss == loss for loss in losses)
         assert "step 3: the mean of all" in found["save"]
         assert "the export is not written" in found["export"]
+        assert found["ended"] is None, "what is caught ends no job"
     assert any("step 3" in text for text in each[0]["warn"][1]) and not each[1]["warn"][1]
     assert not (tmp_path / "save").exists() and not (tmp_path / "export").exists()
 

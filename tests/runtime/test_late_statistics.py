@@ -53,11 +53,34 @@ class Centred(nn.Module):
         return nn.functional.mse_loss(self.out(centred), y) + 0.1 * spread + 0.05 * decay
 
 
-KINDS: dict[str, type[nn.Module]] = {"normed": Normed, "centred": Centred}
+class Weighted(Centred):
+    """Samples have weights, which every rank makes for all of them."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        weights = torch.linspace(0.5, 1.5, x.shape[0], dtype=x.dtype)
+        off = (self.out(torch.tanh(self.up(x))) - y).square().mean(1)
+        return (weights * off).mean()
+
+
+class Paired(Centred):
+    """Each sample is compared with all others, beside what sums over samples and parameters make
+    together."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.up(x)
+        spread = (hidden - hidden.mean(0)).square().mean(0).sqrt()
+        made = self.out(hidden)
+        beside = (spread * self.up.bias.exp()).mean() + (made @ made.T).square().mean()
+        return nn.functional.mse_loss(made, y) + 0.05 * self.up.weight.square().sum() + 0.1 * beside
+
+
+KINDS: dict[str, type[nn.Module]] = {
+    "normed": Normed, "centred": Centred, "weighted": Weighted, "paired": Paired,
+}  # fmt: skip
 
 
 def micro(kind: str) -> int:
-    return {"normed": MICRO, "centred": 1}[kind]
+    return MICRO if kind == "normed" else 1
 
 
 def model(kind: str = "normed") -> nn.Module:
@@ -98,11 +121,11 @@ def _begun(plan: Plan) -> Any:
     return state, differ
 
 
-def _centred(plans: list[Plan]) -> list[Any]:
+def _run(plans: list[Plan], kind: str) -> list[Any]:
     """Of each: losses, what is exported in the end, and losses of evaluations in between."""
     found = []
     for plan in plans:
-        job, losses, asked = job_of(plan, "centred"), [], []
+        job, losses, asked = job_of(plan, kind), [], []
         for step in range(STEPS):
             losses.append(float(job.step(batch(step))))
             if step in (0, 3):
@@ -233,22 +256,42 @@ def test_each_replica_has_the_statistics_of_its_own_samples(tmp_path: Any) -> No
 
 def test_sums_over_samples_are_of_a_replica() -> None:
     """In blocks as in statistics; what a loss has beside samples each replica has. Of one rank, of
-    unequal ones, of two ranks with ZeRO; and where averages are at once all is plain training."""
+    unequal ones, and of two ranks with ZeRO."""
     two = {"dp_replicate": 2}
     plans = [plan_of(2, LATE, "centred", **two),
              plan_of(2, LATE, "centred", **two)]  # fmt: skip
     plans[1] = replace(plans[1], stages=(replace(plans[1].stages[0], batch_shares=(8, 4)),))
-    found = run_ranks(2, _centred, plans)
+    found = run_ranks(2, _run, plans, "centred")
     each = [(found[0][0], (6, 6)), (found[0][1], (8, 4))]
     sharded = plan_of(4, LATE, "centred", dp_replicate=2, dp_shard=2, zero=1)
     shares = sharded.stages[0].batch_shares
-    each.append((run_ranks(4, _centred, [sharded])[0][0], (sum(shares[:2]), sum(shares[2:]))))
+    each.append(
+        (run_ranks(4, _run, [sharded], "centred")[0][0], (sum(shares[:2]), sum(shares[2:])))
+    )
     for (losses, state, asked), own in each:
         wanted, values, seen = alone(emulated, own, 3, 2, "centred")
         assert losses == pytest.approx(wanted, rel=1e-10)
         assert asked == pytest.approx(seen, rel=1e-10), "evaluation is of all samples"
         for name, x in values.items():
             assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
+
+
+def _both(plans: dict[str, Plan]) -> dict[str, Any]:
+    return {kind: _run([plan], kind)[0] for kind, plan in plans.items()}
+
+
+def test_averages_at_once_are_plain_training() -> None:
+    """Where nothing is a replica's own: each has the weights of its own samples, and gradients of
+    what all samples make together come to each once. Of unequal replicas of two ranks."""
+    now, plans = {"every": 1, "delay": 0}, {}
+    for kind in ("weighted", "paired"):
+        plan = plan_of(4, now, kind, dp_replicate=2, dp_shard=2, zero=1)
+        plans[kind] = replace(plan, stages=(replace(plan.stages[0], batch_shares=(4, 3, 3, 2)),))
+    for kind, (losses, state, _) in run_ranks(4, _both, plans)[0].items():
+        wanted, values, _ = alone(emulated, (SAMPLES,), 1, 0, kind)
+        assert losses == pytest.approx(wanted, rel=1e-10), kind
+        for name, x in values.items():
+            assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), (kind, name)
 
 
 class Contrasted(nn.Module):

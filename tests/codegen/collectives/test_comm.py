@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.codegen.collectives.comm import Comm, SentCollective
+from meshwright.codegen.collectives.comm import Comm, SentCollective, times
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.testing.simulated import simulate
 from tests.codegen.conversions import PLACEMENTS, check
@@ -72,3 +72,13 @@ def test_data_slices_follow_the_microbatch() -> None:
 def test_a_missing_group_is_named() -> None:
     with pytest.raises(ValueError, match="'tp' has 2 ranks"):
         Comm({}, {"tp": 2}, {"tp": 0})
+
+
+def test_counts_are_multiplied_without_rounding() -> None:
+    """A user's own count of a replica's tokens, of which all have as many times as many."""
+    count = torch.tensor(2**30 + 1)
+    assert (
+        times(count, (4, 2)).tolist() == 2**31 + 2 and not times(count, (4, 2)).is_floating_point()
+    )
+    assert float(times(count, (4, 3))) == (2**32 + 4) / 3
+    assert times(torch.tensor(1.5), (4, 3)).dtype == torch.float32

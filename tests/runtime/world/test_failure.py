@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.comm.opening import STORE_OPERATION_S
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.step.executor import RankProgress
 from meshwright.runtime.world import failure
 from meshwright.runtime.world.failure import (
@@ -262,10 +262,9 @@ def test_what_all_ranks_raise_together_ends_nothing_where_they_catch_it(monkeypa
     store = dist.HashStore()
     monkeypatch.setattr(failure, "launcher_store", lambda: store)
     found = Failures(0, 2, RankProgress(entered=1, step=4), 1e9)
-    caught, last = PlanError("a folder without room"), PlanError("no checkpoint")
-    for error in (caught, last):
-        error.everywhere = True
-        with pytest.raises(PlanError), found.guard():
+    last = PlanError("no checkpoint").on_all_ranks()
+    for error in (NonFinite("an export of no numbers").on_all_ranks(), last):
+        with pytest.raises(type(error)), found.guard():
             raise error
         assert first_failure(store) is None
     monkeypatch.setattr(sys, "last_exc", last, raising=False)  # by which it leaves
