@@ -4,6 +4,7 @@ Whole jobs on two nodes, with a node and a leader killed: `python -m benchmarks.
 """
 
 import json
+import secrets
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
 from meshwright.runtime.checkpoint import fence
+from meshwright.runtime.checkpoint.memory_place import MemoryPlace
+from meshwright.runtime.checkpoint.node_memory import MEMORY, NodeMemory, given_memory
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
@@ -107,9 +110,12 @@ def test_the_leader_knows_who_is_there():
     one = _member(store, store.add(members._COUNT, 1))
     here.look()  # it has a number, and has not said anything
     assert here.nodes() == {0} and one.placed() is None
+    place = MemoryPlace(-1, "b", 1234, "secret")
+    store.set(f"memory/{one.number}", json.dumps(place.dumps()))
     store.set(f"hello/{one.number}", json.dumps(-1))
     here.look()
     assert here.nodes() == {0, 1} and one.placed() == (1, 0)
+    assert here.memories() == [replace(place, node=1)], "of the node that it has been given"
     other = _member(store, store.add(members._COUNT, 1))
     store.set(f"hello/{other.number}", json.dumps(1))
     for beat in range(QUIET_BEATS):
@@ -120,6 +126,7 @@ def test_the_leader_knows_who_is_there():
     for _ in range(QUIET_BEATS):
         here.look()
     assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
+    assert here.memories() == [], "who came in its place gives none"
     here.dismiss(other.number)
     assert here.nodes() == {0} and not other.is_gone()
     third = _member(store, store.add(members._COUNT, 1))
@@ -293,6 +300,53 @@ def test_ranks_know_whose_lease_theirs_is(tmp_path):
     starter = RankStarter(TWO, tmp_path, (), lease=tmp_path / "leader")
     start = JobStart(0, dumps(plan), tuple(range(plan.world_size)), token="mine")
     assert starter.ranks(start, 0, None, []).extra[fence.HELD] == f"mine:{tmp_path / 'leader'}"
+
+
+def test_ranks_know_the_memory_of_nodes(tmp_path, monkeypatch):
+    """Of four nodes of two devices the third one rests; all give their memory."""
+    four = replace(ONE, name="four", nodes=ONE.nodes * 4, between_nodes=ONE.nodes[0].link)
+    plan = piped(1, 6, 4, 12)
+    places = tuple(MemoryPlace(node, f"n{node}", 1, "secret") for node in range(4))
+    start = JobStart(7, dumps(plan), (0, 1, 2, 3, 6, 7), token="mine", memories=places)
+
+    def given(node, start=start, **more):
+        starter = RankStarter(four, tmp_path, (), **{"memory": tmp_path / "m", **more})
+        extra = starter.ranks(start, node, None, []).extra
+        monkeypatch.setenv(MEMORY, extra.get(MEMORY, ""))
+        return given_memory()
+
+    assert [given(node).neighbour for node in (0, 1, 3)] == [1, 3, 0]
+    assert given(1) == NodeMemory(
+        tmp_path / "m", "000007-mine", 1, 3, (places[0], places[2], places[3])
+    )
+    assert given(1, copies=False).neighbour == -1 and given(1, memory=None) is None
+    assert given(1, replace(start, memories=places[:3])) is None, "node 3 has none: all or nobody"
+    assert given(1, replace(start, memories=(*places[:2], places[3]))) is not None
+    alone = replace(start, plan=dumps(piped(1, 2, 4, 4)), devices=(2, 3), memories=())
+    assert given(1, alone) == NodeMemory(tmp_path / "m", "000007-mine", 1)
+    many = tuple(MemoryPlace(n, f"10.11.{n // 256}.{n % 256}", 30000 + 37 * n % 9999,
+                             secrets.token_hex(16)) for n in range(2048))  # fmt: skip
+    memory = NodeMemory(tmp_path / "m", "000007-mine", 1, 3, many)
+    monkeypatch.setenv(MEMORY, memory.dumps())
+    assert len(memory.dumps()) < 100_000, "Linux takes no variable of 128 KiB"
+    assert given_memory() == memory
+
+
+def test_a_node_takes_files_of_the_start_under_way(tmp_path):
+    plan = piped(1, 2, 4, 4)
+    taken = []
+    starter = RankStarter(TWO, tmp_path, (), server=SimpleNamespace(accept=taken.append))
+    for number in (3, 4):
+        start = JobStart(number, dumps(plan), (0, 1), token="mine")
+        starter.ranks(start, 0, None, [])
+    assert taken == ["000003-mine", "000004-mine"]
+
+
+def test_this_machine_is_called_what_others_can_reach(monkeypatch):
+    place = MeetingPlace("127.0.0.5", 9)
+    assert place.this_machine() == "127.0.0.5", "the place is here: so do others call it"
+    monkeypatch.setattr(MeetingPlace, "is_here", lambda _: False)
+    assert place.this_machine() == "127.0.0.1", "the end of the way there"
 
 
 def test_ranks_end_once_the_lease_is_lost(tmp_path, monkeypatch):
