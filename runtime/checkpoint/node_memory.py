@@ -24,6 +24,7 @@ MEMORY = "MESHWRIGHT_MEMORY"
 STATES, STATES_WITH_NEIGHBOUR = 3, 5
 """What a node's memory holds at most for each of its ranks, in states of a rank: the copy that is
 written, what was written of it and of the one before; and both of these of the neighbour's ranks.
+A start that was killed as one took the place of another leaves both until the next one has a save.
 """
 _LONGEST_HEAD = 1024
 

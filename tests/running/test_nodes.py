@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -425,8 +425,14 @@ class _Scripted(RankStarter):
     """Ranks are small scripts, without torch."""
 
     scripts: tuple[str, ...] = ()
+    memories: list = field(default_factory=list)
+    """Those of which each node knew in each start."""
+
+    def memory_at(self, node, host):
+        return MemoryPlace(node, host, 9, f"secret {node}")
 
     def ranks(self, start, node, store, asked):
+        self.memories.append(start.memories)
         own = self.ranks_of(start, node)
         code = f"import os, sys, time; {self.scripts[start.number]}"
         size = len(start.devices)
@@ -448,7 +454,8 @@ def _two_nodes(tmp_path, monkeypatch, *scripts):
 
     def follow():
         found = meet(places, "job", WAIT_S)
-        follower = Follower(starter, found, Membership.join(found.store, -1, found.cut))
+        mine = starter.memory_at(1, "the other")
+        follower = Follower(starter, found, Membership.join(found.store, -1, found.cut, mine))
         with suppress(dist.DistError):
             codes.append(follower.run(asked))
         follower.membership.leave()
@@ -486,6 +493,9 @@ def test_two_nodes_run_one_job(tmp_path, monkeypatch):
         end = _run(crew, _start(0))
         assert end.codes == dict.fromkeys(range(4), 0) and end.cause is None and not end.exit_code
         assert not crew.has_more(())
+        hosts = enumerate(("127.0.0.1", "the other"))
+        both = tuple(crew.starter.memory_at(node, host) for node, host in hosts)
+        assert crew.starter.memories == [both, both]
         end = _run(crew, _start(1))
         assert end.cause.text == "rank 2 was killed by SIGKILL, before it took a step"
         assert end.lost == (2,) and end.exit_code == 137 and len(end.codes) == 4
