@@ -24,9 +24,11 @@ from torch._C._distributed_c10d import HashStore
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan_io import dumps
+from meshwright.running import elastic
 from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
 from meshwright.running.elastic import Supervisor, check_elastic, take_part
+from meshwright.running.memory_server import MemoryServer
 from meshwright.running.nodes import crew_of_nodes, members
 from meshwright.running.nodes import meeting as meeting_file
 from meshwright.running.nodes.crew_of_nodes import Follower, LeadingCrew, joined, lead
@@ -395,6 +397,23 @@ def test_a_leader_that_has_lost_the_lease_comes_again(tmp_path, monkeypatch):
     assert supervisor.said == "node 1 leads no more: another node leads"
     # It had to let go of its store, or the second time the place were not free.
     assert supervisor.there == (5, [FirstFailure("died", 1, 5, "x")])
+
+
+def test_who_follows_says_where_its_memory_is(tmp_path, monkeypatch):
+    told, place = [], MeetingPlace("127.0.0.1", 9)
+    meetings = iter([SimpleNamespace(leads=False, place=place, store=None, cut=None), None])
+
+    def join(*given):
+        told.append(given)
+        raise dist.DistError
+
+    monkeypatch.setattr(elastic, "meet", lambda *_, **__: next(meetings))
+    monkeypatch.setattr(Membership, "join", join)
+    supervisor, choice = SimpleNamespace(say=lambda _: None), NodesChoice([place], 1, 2, 1)
+    with MemoryServer(tmp_path) as server:
+        starter = RankStarter(TWO, tmp_path, (), server=server)
+        assert take_part(supervisor, starter, None, choice, "job", []) == RETRY
+        assert told == [(None, 1, None, server.place(1, "127.0.0.1"))]
 
 
 def test_a_node_that_goes_time_and_again_is_not_taken_back_at_once(tmp_path):

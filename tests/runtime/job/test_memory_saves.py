@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -200,6 +200,29 @@ def test_two_states_of_one_step_are_not_taken_for_one(tmp_path):
     (first,), (second,) = (node_memory.held(tmp_path / name) for name in ("first", "second"))
     assert (first.step, first.ranks, first.files) == (second.step, second.ranks, second.files)
     assert first.save != second.save
+
+
+def test_the_one_before_goes_when_all_have_the_new_one(tmp_path, monkeypatch):
+    seen, meet = [], memory_writes.told
+
+    def steps():
+        return [path.name for path in sorted(tmp_path.glob("step-*"))]
+
+    @contextmanager
+    def told(*given):
+        with meet(*given):
+            yield
+        seen.append(steps())
+
+    monkeypatch.setattr(memory_writes, "told", told)
+    job = make_job(Chain(5), PLANS["one"])
+    saves = MemorySaves(job, NodeMemory(tmp_path, "0"))
+    for batch in batches(2):
+        job.step(batch)
+        saves.save(None)
+        saves.finish()
+    assert seen[-1] == ["step-00000001", "step-00000002"], "another rank may not have the new one"
+    assert steps() == ["step-00000002"]
 
 
 def test_a_folder_that_is_taken_away_or_full_holds_nothing_up(tmp_path, monkeypatch):
