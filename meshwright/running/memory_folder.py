@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.text.plain_text import shown
+from meshwright.runtime.checkpoint.files import DamagedError, opened
 
 ROOT = Path("/dev/shm")
 """Where Linux keeps files in memory."""
@@ -42,7 +43,7 @@ def memory_folder() -> Iterator[Path | None]:
     import fcntl
 
     for left in ROOT.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError), left.open() as lock:
+        with suppress(OSError, DamagedError), opened(left) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left.parent, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=ROOT))

@@ -200,8 +200,8 @@ def _check_tensor(
     for piece in tensor.pieces:
         numbers = prod(piece.sizes)
         fits = len(piece.offsets) == len(piece.sizes) == len(tensor.shape) and all(
-            0 <= start and 0 < length and start + length <= whole
-            for start, length, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
+            0 <= start and 0 < length and start + length <= extent
+            for start, length, extent in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
         )
         file = files.get(piece.file)
         if not fits or file is None or piece.nbytes != numbers * size or piece.start < 0:

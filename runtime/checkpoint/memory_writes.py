@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from meshwright.ir.comm.by_store import Aside, judged
 from meshwright.runtime.checkpoint import folder as folders
@@ -14,10 +15,11 @@ from meshwright.runtime.checkpoint.node_memory import NodeMemory, free_bytes
 
 
 def write_parts(
-    found: Snapshot, memory: NodeMemory, rank: int, ranks: int, aside: Aside | None
+    found: Snapshot, memory: NodeMemory, number: int, rank: int, ranks: int, aside: Aside | None
 ) -> bool:
-    """Writes this rank's part here and at the neighbour, once all nodes have room; whether they
-    had. All ranks call it; what fails on one of them is a PlanError on all.
+    """Writes this rank's part, of the save of that `number` in this start, here and at the
+    neighbour, once all nodes have room; whether they had. All ranks call it; what fails on one of
+    them is a PlanError on all.
 
     Until all have the new state whole, all have the one before.
     """
@@ -32,7 +34,8 @@ def write_parts(
         if leads:
             folders.begin(memory.folder, found.step)
     with told(alone, failed, aside):
-        names = _written(found, memory, partial, rank, ranks)
+        head = {"save": f"{memory.start}/{number:09d}", "ranks": ranks}
+        names = _written(found, head, partial, rank)
         place = memory.place(memory.neighbour)
         if place is not None:
             for name in names:
@@ -45,9 +48,7 @@ def write_parts(
     return True
 
 
-def _written(
-    found: Snapshot, memory: NodeMemory, partial: Path, rank: int, ranks: int
-) -> tuple[str, str]:
+def _written(found: Snapshot, head: Mapping[str, Any], partial: Path, rank: int) -> tuple[str, str]:
     """Names of the files that it has written."""
     name, said = f"part-{rank:05d}.safetensors", f"part-{rank:05d}.json"
     file, boxes = parts.write(found.boxes, partial / name)
@@ -55,8 +56,7 @@ def _written(
         found.step, found.model, found.settings, found.extra, {name: file},
         stored_tensors([(name, file, boxes, found.sync)]), found.sync,
     )  # fmt: skip
-    head = json.dumps({"save": memory.start, "ranks": ranks})
-    (partial / said).write_text(f"{head}\n{manifest.dumps(own)}", encoding="utf-8")
+    (partial / said).write_text(f"{json.dumps(head)}\n{manifest.dumps(own)}", encoding="utf-8")
     return name, said
 
 

@@ -7,6 +7,8 @@ which save it is, and of how many ranks. Whoever goes on from it joins them.
 
 import json
 import os
+import zlib
+from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from meshwright.runtime.checkpoint.manifest import FRAGMENT, PART
 from meshwright.runtime.checkpoint.memory_place import MemoryPlace
 
 MEMORY = "MESHWRIGHT_MEMORY"
-"""Environment variable of ranks: a `NodeMemory` as JSON."""
+"""Environment variable of ranks: a `NodeMemory`."""
 STATES, STATES_WITH_NEIGHBOUR = 3, 5
 """What a node's memory holds at most for each of its ranks, in states of a rank: the copy that is
 written, what was written of it and of the one before; and both of these of the neighbour's ranks.
+A start that was killed as one took the place of another leaves both until the next one has a save.
 """
 _LONGEST_HEAD = 1024
 
@@ -40,10 +43,10 @@ class NodeMemory:
     """All other nodes that can be read."""
 
     def dumps(self) -> str:
-        """JSON, for the environment of ranks."""
-        return json.dumps(
-            asdict(self) | {"folder": str(self.folder), "others": [x.dumps() for x in self.others]}
-        )
+        """For the environment of ranks. Short, as Linux takes no variable of 128 KiB, which the
+        places of 1,300 nodes are."""
+        data = asdict(self) | {"folder": str(self.folder)}
+        return b64encode(zlib.compress(json.dumps(data).encode())).decode()
 
     def place(self, node: int) -> MemoryPlace | None:
         """Of another node."""
@@ -55,7 +58,7 @@ def given_memory() -> NodeMemory | None:
     text = os.environ.get(MEMORY, "")
     if not text:
         return None
-    data = json.loads(text)
+    data = json.loads(zlib.decompress(b64decode(text)))
     others = tuple(MemoryPlace(**place) for place in data.pop("others"))
     return NodeMemory(folder=Path(data.pop("folder")), others=others, **data)
 
@@ -66,7 +69,7 @@ class KeptSave:
 
     step: int
     save: str
-    """The start that made it."""
+    """Which one: the start that made it, and how many of that came before."""
     ranks: int
     """All that took part in it."""
     files: tuple[str, ...]

@@ -8,6 +8,7 @@ each also has what the one before it has: no node's death takes the newest state
 
 import sys
 import time
+from itertools import count
 from typing import Any
 
 from meshwright.ir.comm.by_store import Aside
@@ -42,6 +43,8 @@ class MemorySaves:
         self._room = _ROOM * _BYTES * numbers // nodes
         self._since, self._held_s = time.monotonic(), 0.0
         self._off = self._full = False
+        self._numbers = count()
+        """Of saves: a job that went back saves a step again, and its two states are not one."""
 
     def newer_than(self, step: int) -> Remembered | None:
         """The newest state here if it is of a later step; every rank calls it."""
@@ -59,7 +62,7 @@ class MemorySaves:
     def _write(self, found: Snapshot, aside: Aside | None) -> None:
         job = self._job
         own, ranks = job.parts.rank, job.plan.world_size
-        self._full = not write_parts(found, self._memory, own, ranks, aside)
+        self._full = not write_parts(found, self._memory, next(self._numbers), own, ranks, aside)
 
     def save(self, scheduler: Any) -> None:
         """Copies the state and begins to write it. What fails ends these saves, not the job."""

@@ -4,6 +4,7 @@ Whole jobs on two nodes, with a node and a leader killed: `python -m benchmarks.
 """
 
 import json
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -23,9 +24,11 @@ from torch._C._distributed_c10d import HashStore
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan_io import dumps
+from meshwright.running import elastic
 from meshwright.running import ranks as running_ranks
 from meshwright.running.crew import JobStart, RankStarter
 from meshwright.running.elastic import Supervisor, check_elastic, take_part
+from meshwright.running.memory_server import MemoryServer
 from meshwright.running.nodes import crew_of_nodes, members
 from meshwright.running.nodes import meeting as meeting_file
 from meshwright.running.nodes.crew_of_nodes import Follower, LeadingCrew, joined, lead
@@ -36,6 +39,8 @@ from meshwright.running.nodes.nodes_choice import NodesChoice
 from meshwright.running.ranks import JobEnd, Ranks
 from meshwright.running.replan import Replanner
 from meshwright.runtime.checkpoint import fence
+from meshwright.runtime.checkpoint.memory_place import MemoryPlace
+from meshwright.runtime.checkpoint.node_memory import MEMORY, NodeMemory, given_memory
 from meshwright.runtime.world import children, launcher
 from meshwright.runtime.world.exit_codes import RETRY
 from meshwright.runtime.world.failure import FirstFailure
@@ -107,9 +112,12 @@ def test_the_leader_knows_who_is_there():
     one = _member(store, store.add(members._COUNT, 1))
     here.look()  # it has a number, and has not said anything
     assert here.nodes() == {0} and one.placed() is None
+    place = MemoryPlace(-1, "b", 1234, "secret")
+    store.set(f"memory/{one.number}", json.dumps(place.dumps()))
     store.set(f"hello/{one.number}", json.dumps(-1))
     here.look()
     assert here.nodes() == {0, 1} and one.placed() == (1, 0)
+    assert here.memories() == [replace(place, node=1)], "of the node that it has been given"
     other = _member(store, store.add(members._COUNT, 1))
     store.set(f"hello/{other.number}", json.dumps(1))
     for beat in range(QUIET_BEATS):
@@ -120,6 +128,7 @@ def test_the_leader_knows_who_is_there():
     for _ in range(QUIET_BEATS):
         here.look()
     assert one.is_gone() and other.placed() == (1, 4) and here.nodes() == {0, 1}
+    assert here.memories() == [], "who came in its place gives none"
     here.dismiss(other.number)
     assert here.nodes() == {0} and not other.is_gone()
     third = _member(store, store.add(members._COUNT, 1))
@@ -295,6 +304,53 @@ def test_ranks_know_whose_lease_theirs_is(tmp_path):
     assert starter.ranks(start, 0, None, []).extra[fence.HELD] == f"mine:{tmp_path / 'leader'}"
 
 
+def test_ranks_know_the_memory_of_nodes(tmp_path, monkeypatch):
+    """Of four nodes of two devices the third one rests; all give their memory."""
+    four = replace(ONE, name="four", nodes=ONE.nodes * 4, between_nodes=ONE.nodes[0].link)
+    plan = piped(1, 6, 4, 12)
+    places = tuple(MemoryPlace(node, f"n{node}", 1, "secret") for node in range(4))
+    start = JobStart(7, dumps(plan), (0, 1, 2, 3, 6, 7), token="mine", memories=places)
+
+    def given(node, start=start, **more):
+        starter = RankStarter(four, tmp_path, (), **{"memory": tmp_path / "m", **more})
+        extra = starter.ranks(start, node, None, []).extra
+        monkeypatch.setenv(MEMORY, extra.get(MEMORY, ""))
+        return given_memory()
+
+    assert [given(node).neighbour for node in (0, 1, 3)] == [1, 3, 0]
+    assert given(1) == NodeMemory(
+        tmp_path / "m", "000007-mine", 1, 3, (places[0], places[2], places[3])
+    )
+    assert given(1, copies=False).neighbour == -1 and given(1, memory=None) is None
+    assert given(1, replace(start, memories=places[:3])) is None, "node 3 has none: all or nobody"
+    assert given(1, replace(start, memories=(*places[:2], places[3]))) is not None
+    alone = replace(start, plan=dumps(piped(1, 2, 4, 4)), devices=(2, 3), memories=())
+    assert given(1, alone) == NodeMemory(tmp_path / "m", "000007-mine", 1)
+    many = tuple(MemoryPlace(n, f"10.11.{n // 256}.{n % 256}", 30000 + 37 * n % 9999,
+                             secrets.token_hex(16)) for n in range(2048))  # fmt: skip
+    memory = NodeMemory(tmp_path / "m", "000007-mine", 1, 3, many)
+    monkeypatch.setenv(MEMORY, memory.dumps())
+    assert len(memory.dumps()) < 100_000, "Linux takes no variable of 128 KiB"
+    assert given_memory() == memory
+
+
+def test_a_node_takes_files_of_the_start_under_way(tmp_path):
+    plan = piped(1, 2, 4, 4)
+    taken = []
+    starter = RankStarter(TWO, tmp_path, (), server=SimpleNamespace(accept=taken.append))
+    for number in (3, 4):
+        start = JobStart(number, dumps(plan), (0, 1), token="mine")
+        starter.ranks(start, 0, None, [])
+    assert taken == ["000003-mine", "000004-mine"]
+
+
+def test_this_machine_is_called_what_others_can_reach(monkeypatch):
+    place = MeetingPlace("127.0.0.5", 9)
+    assert place.this_machine() == "127.0.0.5", "the place is here: so do others call it"
+    monkeypatch.setattr(MeetingPlace, "is_here", lambda _: False)
+    assert place.this_machine() == "127.0.0.1", "the end of the way there"
+
+
 def test_ranks_end_once_the_lease_is_lost(tmp_path, monkeypatch):
     def asked(_):
         raise AssertionError("nobody asks for more devices then")
@@ -343,6 +399,23 @@ def test_a_leader_that_has_lost_the_lease_comes_again(tmp_path, monkeypatch):
     assert supervisor.there == (5, [FirstFailure("died", 1, 5, "x")])
 
 
+def test_who_follows_says_where_its_memory_is(tmp_path, monkeypatch):
+    told, place = [], MeetingPlace("127.0.0.1", 9)
+    meetings = iter([SimpleNamespace(leads=False, place=place, store=None, cut=None), None])
+
+    def join(*given):
+        told.append(given)
+        raise dist.DistError
+
+    monkeypatch.setattr(elastic, "meet", lambda *_, **__: next(meetings))
+    monkeypatch.setattr(Membership, "join", join)
+    supervisor, choice = SimpleNamespace(say=lambda _: None), NodesChoice([place], 1, 2, 1)
+    with MemoryServer(tmp_path) as server:
+        starter = RankStarter(TWO, tmp_path, (), server=server)
+        assert take_part(supervisor, starter, None, choice, "job", []) == RETRY
+        assert told == [(None, 1, None, server.place(1, "127.0.0.1"))]
+
+
 def test_a_node_that_goes_time_and_again_is_not_taken_back_at_once(tmp_path):
     supervisor = Supervisor(None, tmp_path, _Away(), 10.0)
     for wait_s in (0.0, 10.0, 20.0):
@@ -371,8 +444,14 @@ class _Scripted(RankStarter):
     """Ranks are small scripts, without torch."""
 
     scripts: tuple[str, ...] = ()
+    memories: list = field(default_factory=list)
+    """Those of which each node knew in each start."""
+
+    def memory_at(self, node, host):
+        return MemoryPlace(node, host, 9, f"secret {node}")
 
     def ranks(self, start, node, store, asked):
+        self.memories.append(start.memories)
         own = self.ranks_of(start, node)
         code = f"import os, sys, time; {self.scripts[start.number]}"
         size = len(start.devices)
@@ -394,7 +473,8 @@ def _two_nodes(tmp_path, monkeypatch, *scripts):
 
     def follow():
         found = meet(places, "job", WAIT_S)
-        follower = Follower(starter, found, Membership.join(found.store, -1, found.cut))
+        mine = starter.memory_at(1, "the other")
+        follower = Follower(starter, found, Membership.join(found.store, -1, found.cut, mine))
         with suppress(dist.DistError):
             codes.append(follower.run(asked))
         follower.membership.leave()
@@ -432,6 +512,9 @@ def test_two_nodes_run_one_job(tmp_path, monkeypatch):
         end = _run(crew, _start(0))
         assert end.codes == dict.fromkeys(range(4), 0) and end.cause is None and not end.exit_code
         assert not crew.has_more(())
+        hosts = enumerate(("127.0.0.1", "the other"))
+        both = tuple(crew.starter.memory_at(node, host) for node, host in hosts)
+        assert crew.starter.memories == [both, both]
         end = _run(crew, _start(1))
         assert end.cause.text == "rank 2 was killed by SIGKILL, before it took a step"
         assert end.lost == (2,) and end.exit_code == 137 and len(end.codes) == 4

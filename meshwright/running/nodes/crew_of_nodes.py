@@ -85,15 +85,14 @@ class LeadingCrew:
         self, start: JobStart, meanwhile: Callable[[], None],
         leave: Callable[[Standings], bool], asked: list[int],
     ) -> JobEnd:  # fmt: skip
-        host = self.meeting.place.this_machine()
-        mine = self.starter.memory_at(self.members.own, host)
-        memories = (*([mine] if mine else []), *self.members.memories())
-        start = replace(start, token=self.lease.token, memories=memories)
         store = launcher.open_store(self.meeting.place.host)
         told, own = self.meeting.store, self.members.own
         ranks_of = {n: self.starter.ranks_of(start, n) for n in range(self.members.num_nodes)}
         here = self.members.begin(start.number)
         self._known, there = set(here), {own, *here.values()}
+        mine = self.starter.memory_at(own, self.meeting.place.this_machine())
+        memories = (*([mine] if mine else []), *self.members.memories())
+        start = replace(start, token=self.lease.token, memories=memories)
         line = start.dumps() | {
             "port": store.port, "others": sorted(there - {own}), "away": sorted(self.absent())
         }  # fmt: skip

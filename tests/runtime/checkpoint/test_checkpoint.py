@@ -8,12 +8,21 @@ import torch
 from safetensors.torch import load_model
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.checkpoint import checkpoint, parts
 from meshwright.runtime.checkpoint import folder as folders
-from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.handmade import Chain, batches, make_job, reference
 from meshwright.testing.spawn import alone, run_ranks
 from tests.runtime.checkpoint.plans import PLANS
+
+
+def test_what_fails_on_one_rank_is_known_to_be_everywhere():
+    with (
+        pytest.raises(PlanError, match="it failed: no") as caught,
+        checkpoint.told(True, "it failed"),
+    ):
+        raise OSError("no")
+    assert caught.value.everywhere and not PlanError().everywhere
 
 
 def _first_half(plan, folder):

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import RESTARTS
 from meshwright.running import memory_folder
 from meshwright.running.memory_server import MemoryServer
-from meshwright.runtime.checkpoint import node_memory
+from meshwright.runtime.checkpoint import memory_writes, node_memory
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.checkpoint.node_memory import MEMORY, NodeMemory
 from meshwright.runtime.checkpoint.remembered import newest
@@ -176,6 +176,55 @@ def test_a_node_that_dies_takes_nothing_along(tmp_path, monkeypatch, capfd):
     assert rest[0][1]
 
 
+def test_there_is_room_for_what_comes_to_each_node():
+    """Ranks of nodes 0, 0 and 1, which have a copy of each other; of 4 bytes each."""
+
+    def fits(first, other, neighbours=(1, 0)):
+        nodes, free = (0, 0, 1), (first, first, other)
+        return memory_writes._all_have_room(
+            [(node, neighbours[node], 4, left) for node, left in zip(nodes, free, strict=True)]
+        )
+
+    assert fits(12, 12) and not fits(11, 99) and not fits(99, 11)
+    assert fits(8, 4, (-1, -1)) and not fits(7, 99, (-1, -1)) and not fits(99, 3, (-1, -1))
+
+
+def test_two_states_of_one_step_are_not_taken_for_one(tmp_path):
+    """A job that went back saves a step again, and may end when one of two nodes has it."""
+    (tmp_path / "a").mkdir()
+    saves = MemorySaves(make_job(Chain(5), PLANS["one"]), NodeMemory(tmp_path / "a", "0"))
+    for copy in ("first", "second"):
+        saves.save(None)
+        saves.finish()
+        shutil.copytree(tmp_path / "a", tmp_path / copy)
+    (first,), (second,) = (node_memory.held(tmp_path / name) for name in ("first", "second"))
+    assert (first.step, first.ranks, first.files) == (second.step, second.ranks, second.files)
+    assert first.save != second.save
+
+
+def test_the_one_before_goes_when_all_have_the_new_one(tmp_path, monkeypatch):
+    seen, meet = [], memory_writes.told
+
+    def steps():
+        return [path.name for path in sorted(tmp_path.glob("step-*"))]
+
+    @contextmanager
+    def told(*given):
+        with meet(*given):
+            yield
+        seen.append(steps())
+
+    monkeypatch.setattr(memory_writes, "told", told)
+    job = make_job(Chain(5), PLANS["one"])
+    saves = MemorySaves(job, NodeMemory(tmp_path, "0"))
+    for batch in batches(2):
+        job.step(batch)
+        saves.save(None)
+        saves.finish()
+    assert seen[-1] == ["step-00000001", "step-00000002"], "another rank may not have the new one"
+    assert steps() == ["step-00000002"]
+
+
 def test_a_folder_that_is_taken_away_or_full_holds_nothing_up(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(memory_saves.time, "monotonic", lambda: now[0])
@@ -206,6 +255,8 @@ def test_the_folder_goes_with_its_owner(tmp_path, monkeypatch):
         folder.mkdir()
     for folder in (left, held):
         (folder / "lock").touch()
+    (tmp_path / "meshwright-pipe").mkdir()
+    os.mkfifo(tmp_path / "meshwright-pipe/lock")  # somebody else's: who opens it would wait
     with (held / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with memory_folder.memory_folder() as path:
@@ -213,7 +264,7 @@ def test_the_folder_goes_with_its_owner(tmp_path, monkeypatch):
             with memory_folder.memory_folder() as other:
                 assert other is not None and other != path and path.exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "meshwright-foreign", "meshwright-held", "other"
+        "meshwright-foreign", "meshwright-held", "meshwright-pipe", "other"
     ]  # fmt: skip
     with pytest.raises(PlanError, match="none of neighbour, machine, off; nearest is 'neighbour'"):
         memory_folder.check_memory_saves("neighbor")
