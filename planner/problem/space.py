@@ -82,7 +82,8 @@ class Mesh:
         name = sync_name(self.zero, self.dp_shard)
         if self.sync:
             zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
-            return copied(chosen_exchange(self.sync, self.dp, self.dp_shard, zero), self.numbers)
+            found = chosen_exchange(self.sync, self.dp, self.dp_shard, zero, store=self.store)
+            return copied(found, self.numbers)
         if self.store:
             return copied(stored_exchange(name, self.dp, self.zero, self.store), self.numbers)
         return copied(exchange(name, self.dp), self.numbers)

@@ -8,13 +8,16 @@ from torch import Tensor, nn
 
 from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import chosen, exchange_of, pinnable, suits
-from meshwright.ir.plan.plan import FormChoice
+from meshwright.forms.storage import for_stages
+from meshwright.forms.sync import chosen, exchange_of, goes_with, pinnable, suits
+from meshwright.ir.plan.plan import FormChoice, Stage, sync_name
+from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.bounds.leaf_bound import LeafBound
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import Mesh, mesh_of, meshes
@@ -24,16 +27,28 @@ from tests.planner.problems import cluster, mlp, problem
 @pytest.mark.parametrize(("copies", "shards"), [(4, 1), (1, 4), (2, 2)])
 def test_a_form_does_the_same_in_both(copies: int, shards: int) -> None:
     """Among copies of owners only those of dp_shard own something."""
-    asked, known = problem(mlp(), cluster(4)), 0
+    asked, known, stored = problem(mlp(), cluster(4)), 0, 0
     for zero in (0, 1) if shards > 1 else (0,):
         choice = uniform_choice(asked, dp_replicate=copies, dp_shard=shards, zero=zero)
         (stage,) = build_plan(asked, choice, predict=False).stages
         for form in chosen():
             if suits(form, zero):
                 known += 1
-                found = exchange_of(replace(stage, sync=FormChoice(form=form)))
-                same(Mesh(copies, shards, (), zero, sync=form).exchange, found)
-    assert known > 5
+                found = replace(stage, sync=FormChoice(form=form))
+                usual = sync_name(zero, shards)
+                for store in ("", *(s for s in for_stages() if goes_with(usual, 4, zero, s))):
+                    made = in_store(found, store)
+                    tried = Mesh(copies, shards, (), zero, sync=form, store=store)
+                    same(tried.exchange, exchange_of(made))
+                    stored += made.store is not None
+    assert known > 5 and stored > known
+
+
+def in_store(stage: Stage, store: str) -> Stage:
+    """The stage of a plan whose pins ask for a store; as it is where there is none, or another."""
+    apply = DECISIONS["store"].apply
+    assert apply
+    return apply(stage, store, lambda: Schedule("none", ()))
 
 
 def same(tried: Exchange, found: Exchange) -> None:
