@@ -10,6 +10,7 @@ from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.storage import for_stages
 from meshwright.forms.sync import chosen, exchange_of, goes_with, pinnable, suits
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, Stage, sync_name
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.trace.trace import trace
@@ -76,6 +77,19 @@ def normed(*pins: str) -> Problem:
 def uniform(asked: Problem, mesh: Mesh) -> Choice:
     return uniform_choice(asked, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
                           zero=mesh.zero, num_microbatches=1)  # fmt: skip
+
+
+def test_levels_at_which_a_form_has_no_copies_are_left_out() -> None:
+    """Or refused, where they are asked for."""
+    graph = trace(Normed(), (torch.zeros(8, 8),), precision="bf16")
+    pins = "pp=1", "model=1", "sync=by_owner"
+    free, asked = (
+        problem(graph, cluster(4), precision="bf16", constraints=(*pins, *more))
+        for more in ((), ("zero=3",))
+    )
+    assert {mesh.zero for mesh in meshes(free, 4, 8)} == {1, 2}
+    with pytest.raises(PlanError, match="knows of no copies; nearest is zero 1"):
+        list(meshes(asked, 4, 8))
 
 
 @pytest.mark.parametrize("form", pinnable())
