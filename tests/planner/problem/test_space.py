@@ -112,3 +112,34 @@ def test_a_form_that_is_pinned_is_priced_so_all_through_a_search(form: str) -> N
         bound_s = leaf.seconds(choice)
         assert cost.forward_s + cost.backward_s <= bound_s <= plan.predicted.step_s
     assert known
+
+
+class Centred(nn.Module):
+    """Its forward sums over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return self.down(x - x.mean(0)).square().mean()
+
+
+def test_replicas_that_train_alone_sum_over_samples_of_their_own() -> None:
+    """In blocks and in bounds: links of no others are used."""
+    with torch.device("meta"):
+        graph = trace(Centred(), (torch.zeros(8, 8),))
+    told, bounds_s = [], []
+    for form, shards in (("zero", 1), ("dasgd", 2), ("dasgd", 1)):
+        pins = "pp=1", "model=1", "dp=4", f"dp_shard={shards}", "zero=0", f"sync={form}"
+        asked = problem(graph, cluster(4, slow=True), constraints=pins)
+        choice = uniform_choice(
+            asked, dp_replicate=4 // shards, dp_shard=shards, zero=0, num_microbatches=1
+        )
+        plan = build_plan(asked, choice)
+        told.append(stage_costs(asked.tables, plan, 0).cost.comm_forward_s)
+        bounds_s.append(LeafBound(RunCosts(asked)).seconds(choice))
+        assert plan.predicted and bounds_s[-1] <= plan.predicted.step_s
+    assert told[0] > told[1] > told[2] == 0
+    assert bounds_s == sorted(bounds_s, reverse=True) and len(set(bounds_s)) == 3
