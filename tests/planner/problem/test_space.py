@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from meshwright.costmodel.comm.comm import Levels, ranks_of
 from meshwright.costmodel.stage.placement import spots, stage_costs
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.storage import for_stages
@@ -143,3 +144,38 @@ def test_replicas_that_train_alone_sum_over_samples_of_their_own() -> None:
         assert plan.predicted and bounds_s[-1] <= plan.predicted.step_s
     assert told[0] > told[1] > told[2] == 0
     assert bounds_s == sorted(bounds_s, reverse=True) and len(set(bounds_s)) == 3
+
+
+class Masked(nn.Module):
+    """Its loss is over a total of the batch, which is known before the first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (self.up(x).square().mean(-1) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    ("form", "shards", "meet"), [("zero", 1, 4), ("dasgd", 2, 2), ("dasgd", 1, 1)]
+)
+def test_numbers_of_a_step_are_of_a_replica_that_trains_alone(
+    form: str, shards: int, meet: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss, and totals of the batch: both are messages of 8 bytes among so many ranks."""
+    with torch.device("meta"):
+        graph = trace(Masked(), (torch.zeros(8, 8), torch.zeros(8)))
+    pins = "pp=1", "model=1", "dp=4", f"dp_shard={shards}", "zero=0", f"sync={form}"
+    asked, seen = problem(graph, cluster(4), constraints=pins), []
+
+    def told(_: object, nbytes: int, levels: Levels) -> float:
+        seen.append((nbytes, ranks_of(levels)))
+        return 0.0
+
+    monkeypatch.setattr("meshwright.costmodel.estimate.collective_time", told)
+    choice = uniform_choice(
+        asked, dp_replicate=4 // shards, dp_shard=shards, zero=0, num_microbatches=1
+    )
+    assert build_plan(asked, choice).predicted
+    assert len(seen) > 1 and set(seen) == {(8, meet)}
