@@ -356,16 +356,17 @@ class BlockCosts:
     def walk(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Walk:
         """All ops and conversions of the block, priced."""
         key = _walk_key(block, self.layout_key(layout), spot)
-        site = self.site(spot)
-        if key not in self._walks:
-            self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
-            return self._walks[key]
         at = key, spot
         if at not in self._recent:
             while len(self._recent) >= RECENT:
                 self._recent.pop(next(iter(self._recent)))
-            self._recent[at] = walk = self._walks[key].again(site, spot.samples)
-            walk.clock.settle(site.device)
+            site, known = self.site(spot), self._walks.get(key)
+            if known is None:
+                walk = self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
+            else:
+                walk = known.again(site, spot.samples)
+                walk.clock.settle(site.device)
+            self._recent[at] = walk
         return self._recent[at]
 
     def _any_walk(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Walk:

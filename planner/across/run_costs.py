@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.borders import part_bytes
-from meshwright.costmodel.comm.comm import Levels, send_time
+from meshwright.costmodel.comm.comm import send_time
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.overheads import Overheads, overheads_of
 from meshwright.costmodel.stage.placement import slowdown
@@ -85,7 +85,7 @@ class RunCosts:
         self._first_like = tuple([self._firsts[kind] for kind in self._kind_numbers])
         self._again = frozenset(recomputable(problem.graph, self.blocks))
         self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
-        self._alone: dict[tuple[ModelMesh, str, str, Levels | None], bool] = {}
+        self._alone: dict[tuple[ModelMesh, str], bool] = {}
         self._canonical: dict[At, At] = {}
         self._each: dict[At, tuple[BlockCost, ...]] = {}
         """Of the first block of each kind."""
@@ -188,7 +188,7 @@ class RunCosts:
         spot = at.spot
         if spot.dp == 1 or self.problem.tables.profile is not None:
             return at  # a profile knows blocks by the ranks that they were measured on
-        key = (spot.model, at.variant, spot.device, spot.own_levels)
+        key = spot.model, at.variant
         if key not in self._alone:
             self._alone[key] = self._is_alone(at)
         if not self._alone[key]:

@@ -11,6 +11,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
+from meshwright.ir.errors import PlanError
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.folded import FOLDED, Fold, folds_of
 from meshwright.ir.plan.plan import ModelMesh, sync_name
@@ -82,7 +83,8 @@ class Mesh:
         name = sync_name(self.zero, self.dp_shard)
         if self.sync:
             zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
-            return copied(chosen_exchange(self.sync, self.dp, self.dp_shard, zero), self.numbers)
+            found = chosen_exchange(self.sync, self.dp, self.dp_shard, zero, store=self.store)
+            return copied(found, self.numbers)
         if self.store:
             return copied(stored_exchange(name, self.dp, self.zero, self.store), self.numbers)
         return copied(exchange(name, self.dp), self.numbers)
@@ -91,6 +93,14 @@ class Mesh:
     def exchange_as_stepped(self) -> Exchange:
         """The same for parameters that blocks read as they are stepped, beside copies of others."""
         return replace(self, numbers=precision(AS_TRACED)).exchange
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its form does not go with its store, or with copies that blocks read."""
+        try:
+            return not self.exchange
+        except PlanError:
+            return True
 
     def folded(self, fold: Fold) -> "Mesh":
         """The mesh as it is for parameters for which axes are one with dp_shard."""
@@ -240,6 +250,8 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
             plain = Mesh(
                 replicate, shard, model, zero, variant, store=store, numbers=problem.tables.numbers
             ).under(asked_form(problem))
+            if plain.is_refused and pinned(problem.constraints, "zero") is None:
+                continue
             for prefetch in depths(problem.constraints, plain.folded(plain.folds[-1]).exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):

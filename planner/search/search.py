@@ -201,11 +201,12 @@ def _finalists(
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
-        if found.best is None and not found.exhausted and time.monotonic() > deadline:
+        late = time.monotonic() > deadline  # then what is found at once goes before stores
+        if found.best is None and not found.exhausted and late:
             take_first(free, found, end, shown)
         if not is_baseline(name):
             relieve(free, found, name, end if found.best is None else deadline)
-        if found.best is None and not found.exhausted:
+        if found.best is None and not found.exhausted and not late:
             take_first(free, found, end, shown)
         if free is not problem:
             found = all_made(problem, found, deadline)

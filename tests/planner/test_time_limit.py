@@ -17,6 +17,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.across import run_classes
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.complete import complete, least_excess
+from meshwright.planner.search.found import SearchLog
 from meshwright.planner.search.search import search, search_problem
 from tests.planner.chains import chain, machine, problem
 
@@ -63,6 +64,21 @@ def test_what_fits_nowhere_ends_in_time() -> None:
     nearest = least_excess(problem(600, 8, 4, "memory<=1MB"), 0.5)  # as `check` of one by hand does
     assert nearest is None or nearest.predicted
     assert time.monotonic() - began < 0.5 + SLACK_S
+
+
+@pytest.mark.parametrize(("limit_s", "order"), [(60, "stores first"), (-1, "first stores")])
+def test_equal_stages_are_gone_through_once(
+    limit_s: float, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After stores on the host; before them where time is up, as they take a search each."""
+    tried: list[str] = []
+    driver = "meshwright.planner.search.search"
+    monkeypatch.setattr(f"{driver}.run", lambda *_: SearchLog())
+    monkeypatch.setattr(f"{driver}.take_first", lambda *_: tried.append("first"))
+    monkeypatch.setattr(f"{driver}.relieve", lambda *_: tried.append("stores"))
+    with pytest.raises(Infeasible, match="time limit"):
+        search_problem(problem(4, 8, 2), "ilp", time_limit_s=limit_s)
+    assert " ".join(tried) == order
 
 
 class _Deep(nn.Module):

@@ -56,12 +56,21 @@ def exchange(name: str, replicas: int) -> Exchange:
 
 
 def chosen_exchange(
-    name: str, replicas: int, shards: int, zero: int, settings: _Settings = ()
+    name: str,
+    replicas: int,
+    shards: int,
+    zero: int,
+    settings: _Settings = (),
+    store: str = "",
 ) -> Exchange:
     """Returns what a form that plans may choose does, as `exchange_of` for a stage; `shards`: ranks
-    of dp_shard; `zero`: what is sharded beside it, 0 where there is nobody to share with. Settings
-    that are left out are as its file says."""
-    return _made(name, replicas, (zero, settings), usual_store(name, zero), None, (), shards)
+    of dp_shard; `zero`: what is sharded beside it, 0 where there is nobody to share with; `store`:
+    one that all stages are asked to have, if any, which those have that it goes with. Settings that
+    are left out are as files say."""
+    told = zero, settings
+    if store and is_split(store) == takes_parts(name, zero):
+        return _made(name, replicas, told, store, (), (), shards)
+    return _made(name, replicas, told, usual_store(name, zero), None, (), shards)
 
 
 def stored_exchange(name: str, replicas: int, zero: int, store: str) -> Exchange:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from meshwright.costmodel.block import block_costs
+from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.comm.comm import Level
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.cluster.cluster import Cluster
@@ -28,13 +29,18 @@ def test_one_walk_is_for_all_numbers_of_replicas(
     cluster = Cluster.preset("a100-80", num_nodes=1, devices_per_node=8)
     graph = trace(_Net(norm), {"x": torch.zeros(16, 16)})
     problem = make_problem(graph, cluster, precision="fp32")
-    walked, walk = [], block_costs.walk_block
+    walked, walk, again, repriced = [], block_costs.walk_block, Walk.again, []
 
     def counted(*args: object) -> object:
         walked.append(1)
         return walk(*args)  # type: ignore[arg-type]
 
+    def counted_again(*args: object) -> Walk:
+        repriced.append(1)
+        return again(*args)  # type: ignore[arg-type]
+
     monkeypatch.setattr(block_costs, "walk_block", counted)
+    monkeypatch.setattr(Walk, "again", counted_again)
     layouts = {layout.pattern: layout for layout in problem.layouts((), "")}
     levels = (Level(8, cluster.nodes[0].link),)
     alone = BlockSpot(2, 1, (), "a100-80", (), ())
@@ -47,3 +53,4 @@ def test_one_walk_is_for_all_numbers_of_replicas(
         assert (one is eight) is is_apart, "the same whatever their number, or not"
         assert (eight.comm_forward_s > one.comm_forward_s) is not is_apart
     assert len(walked) == len(blocks) + found.count(False)
+    assert len(repriced) == found.count(False), "whoever asks first prices it once"

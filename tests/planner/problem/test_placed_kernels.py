@@ -17,6 +17,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed import joint_kernels, placed
+from meshwright.ir.placed.spots import KernelSpot, Known, LaidBlock, everywhere
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
@@ -26,6 +27,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.testing import tensor_forms as forms
 from tests.codegen.quick import QUICK
 from tests.model_axes import traced
+from tests.planner import problems as tiny
 from tests.planner.problem.large import RANKS, asked, cluster, large
 from tests.runtime.fused_graphs import graph_of
 from tests.runtime.joint_plans import MIDDLE, joint, sequence_plan
@@ -59,6 +61,29 @@ def test_why_not():
     ):
         places, whys = chosen(plan, problem)
         assert not places and whys and all(reason in why for why in whys), whys
+
+
+def test_blocks_are_looked_at_once_a_layout_and_axes() -> None:
+    """Of many plans, with as many places as there are blocks."""
+    problem = tiny.problem(tiny.mlp(4), tiny.cluster(2), optimizer="sgd")
+    one, sharded, half = (
+        build_plan(problem, uniform_choice(problem, dp_shard=2, zero=zero, num_microbatches=count))
+        for zero, count in ((1, 1), (2, 1), (1, 2))
+    )
+    looked: list[LaidBlock] = []
+
+    def look(laid: LaidBlock) -> list[KernelSpot]:
+        looked.append(laid)
+        return [KernelSpot(op) for op in problem.graph.block_ops(laid.block)[:1]]
+
+    known: Known = {}
+    for plan, more in ((one, True), (sharded, False), (half, True), (one, False)):
+        before = len(looked)
+        found = list(everywhere(plan, problem.graph, look, known))
+        assert sum(count for _, count in found) == len(problem.graph.blocks) > len(found)
+        assert len(looked) - before == more * len(found)
+        assert found == list(everywhere(plan, problem.graph, look, {}))
+        del looked[before + more * len(found) :]
 
 
 def test_a_plan_with_them_is_predicted_with_them():
