@@ -306,9 +306,9 @@ class Comm:
     ) -> AxisConversion:
         first = axis != "dp" or self.microbatch == 0
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        axis, *shares = self._along(axis, forward, gradient)
+        axis, share, back = self._along(axis, forward, gradient)
         keeps = first and self.coordinates.get(axis, 0) == 0
-        return AxisConversion(axis, forward, gradient, source, target, keeps, *shares)
+        return AxisConversion(axis, forward, gradient, source, target, keeps, share, back)
 
     def _along(
         self, axis: str, forward: Primitive, backward: Primitive

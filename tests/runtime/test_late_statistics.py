@@ -283,7 +283,7 @@ def _both(plans: dict[str, Plan]) -> dict[str, Any]:
 def test_averages_at_once_are_plain_training() -> None:
     """Where nothing is a replica's own: each has the weights of its own samples, and gradients of
     what all samples make together come to each once. Of unequal replicas of two ranks."""
-    now, plans = {"every": 1, "delay": 0}, {}
+    now, plans = {"every": 1, "delay": 0}, dict[str, Plan]()
     for kind in ("weighted", "paired"):
         plan = plan_of(4, now, kind, dp_replicate=2, dp_shard=2, zero=1)
         plans[kind] = replace(plan, stages=(replace(plan.stages[0], batch_shares=(4, 3, 3, 2)),))
