@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.bounds.leaf_bound import LeafBound
 from meshwright.planner.pins.known import DECISIONS
@@ -179,3 +181,26 @@ def test_numbers_of_a_step_are_of_a_replica_that_trains_alone(
     )
     assert build_plan(asked, choice).predicted
     assert len(seen) > 1 and set(seen) == {(8, meet)}
+
+
+@pytest.mark.parametrize("form", ["dear", "dasgd"])
+def test_what_goes_late_takes_what_nothing_hides(form: str) -> None:
+    """Beside the next forward, or beside steps, of which it is sent in some."""
+    asked = normed("pp=1", "model=1", "dp=4", "dp_shard=1", f"sync={form}")
+    runs = RunCosts(asked)
+    tables = StageTables(runs, Places(asked, (0, 1, 2, 3)))
+    mesh = next(mesh for mesh in meshes(asked, 4, 8) if mesh.zero == 0)
+    case, exchange = tables.case(0, mesh, 1), mesh.exchange
+    sync = StageSync(
+        mesh, case.lines[()], runs.overheads(case.at), tables.collective, asked.tables.bucket_bytes
+    )
+    none, whole = np.zeros((1, 1)), np.full((1, 1), 1e9)
+    trained = Trained(whole, whole, none, none, none)
+
+    def once_s(beside_s: float) -> float:
+        return float(sync.once_s(trained, none, none + beside_s, none + beside_s)[0, 0])
+
+    hidden = len(exchange.late) + sum(send.lag / send.every for send in exchange.lagging)
+    assert hidden > 0
+    assert once_s(0.0) - once_s(1e-3) == pytest.approx(hidden * 1e-3, rel=1e-6)
+    assert once_s(1e6) == once_s(1e7), "no more than there is"
