@@ -200,13 +200,13 @@ class Ranks:
         if self.spares is None or not self.spares.are_missing:
             return
         last = standing_of(launcher.told(self.store, self.started), self._here[0])
-        if last is not None and last.step > 0:
+        if last is not None and last.has_stepped:
             self.spares.add_one()
 
     def _train(self) -> bool:
         """Whether all ranks have taken a step, and so heed signals."""
         found = self.standings()
-        return len(found) == self.world_size and all(s.step for s in found.values())
+        return len(found) == self.world_size and all(s.has_stepped for s in found.values())
 
     def _end_all(self, cause: FirstFailure, since: float) -> JobEnd:
         """Kills what goes on, once the rank that failed is done with its last words."""

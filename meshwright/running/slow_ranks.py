@@ -44,7 +44,7 @@ class SlowRanks:
             return {}
         self._looked, found = now, standings()
         step = min((one.step for one in found.values()), default=0)
-        busy = {rank: one.busy_s for rank, one in found.items()}
+        busy = {rank: one.busy_s for rank, one in found.items() if one.has_stepped}
         if step <= self._step or len(busy) < self.plan.world_size:
             return {}
         self._step = step

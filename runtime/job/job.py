@@ -340,6 +340,8 @@ class Job:
             extra = checkpoint.load(
                 self, Path(folder), drop_sync_state=drop_sync_state, newer=newer
             )
+        if self.state.step:  # so that what fails before the next step is known again
+            self.progress.step, self.progress.action = self.state.step - 1, "end"
         beside.give(self, extra)
         if self.user_groups is not None:
             self.user_groups.give()

@@ -48,6 +48,11 @@ class RankStanding:
     """What its newest step took, without what it waited for others."""
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether a step is over; a job that goes on has a number of a step before that."""
+        return self.busy_s > 0
+
+    @property
     def outside(self) -> bool:
         """Whether it is between two steps: in the user's loop, or in a loader."""
         return self.phase == "idle"

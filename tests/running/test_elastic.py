@@ -194,8 +194,9 @@ def test_ranks_that_train_are_asked_to_leave_for_a_device(tmp_path):
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.01)
         told, progress = launcher.told(ranks.store, 0), RankProgress()
-        for step, rank, train in ((1, 0, False), (0, 1, False), (1, 1, True)):
-            progress.at(step, "0F0", "running")
+        for busy_s, rank, train in ((0.1, 0, False), (0.0, 1, False), (0.1, 1, True)):
+            progress.at(7, "0F0", "running")  # it goes on from there
+            progress.busy_s = busy_s
             told.set(f"meshwright/beat/{rank}", dumps(standing(progress), 1))
             assert ranks._train() == train, "all have taken a step"
         end = ranks.wait(lambda: True)

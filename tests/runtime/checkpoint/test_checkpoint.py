@@ -11,6 +11,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import checkpoint, parts
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.world.standing import standing
 from meshwright.testing.handmade import Chain, batches, make_job, reference
 from meshwright.testing.spawn import alone, run_ranks
 from tests.runtime.checkpoint.plans import PLANS
@@ -43,6 +44,7 @@ def _second_half(plan, folder):
     job = make_job(chain, plan)
     scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, 1, 0.5)
     job.load(folder, scheduler)
+    assert str(standing(job.progress)) == "outside a step, after step 1", "as the job that saved"
     losses = []
     for batch in batches(4)[2:]:
         losses.append(float(job.step(batch)))
