@@ -2,16 +2,16 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from time import monotonic, thread_time  # bound here: a trace notes who asks `time`, and changes it
+from typing import TypeVar
 
+T = TypeVar("T")
 _END: ContextVar[float] = ContextVar("search_end", default=float("inf"))
 """On the clock `time.monotonic`."""
 _BUSY_END: ContextVar[float] = ContextVar("trace_end", default=float("inf"))
 """On the processor clock of this thread."""
-
-
 _STOP: ContextVar[threading.Event | None] = ContextVar("search_stop", default=None)
 
 
@@ -24,41 +24,33 @@ class TimeUp(Exception):
 
 
 @contextmanager
-def until(end: float) -> Iterator[None]:
-    """Inside, `check_time` raises TimeUp after `end`, or after an earlier deadline around it."""
-    token = _END.set(min(end, _END.get()))
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _END.reset(token)
+        variable.reset(token)
 
 
-@contextmanager
-def busy_for(seconds: float) -> Iterator[None]:
+def until(end: float) -> AbstractContextManager[None]:
+    """Inside, `check_time` raises TimeUp after `end`, or after an earlier deadline around it."""
+    return _within(_END, min(end, _END.get()))
+
+
+def busy_for(seconds: float) -> AbstractContextManager[None]:
     """Inside, `check_time` raises TimeUp once this thread has computed for so long, or for as long
     as one around it allows: what others do on the machine ends nothing that cannot be cut short."""
-    token = _BUSY_END.set(min(thread_time() + seconds, _BUSY_END.get()))
-    try:
-        yield
-    finally:
-        _BUSY_END.reset(token)
+    return _within(_BUSY_END, min(thread_time() + seconds, _BUSY_END.get()))
 
 
-@contextmanager
-def part_of_busy(share: float) -> Iterator[None]:
+def part_of_busy(share: float) -> AbstractContextManager[None]:
     """Inside, that share of what is left is all there is; no end if nobody has set one."""
-    with busy_for(share * (_BUSY_END.get() - thread_time())):
-        yield
+    return busy_for(share * (_BUSY_END.get() - thread_time()))
 
 
-@contextmanager
-def stopped_by(stop: threading.Event) -> Iterator[None]:
+def stopped_by(stop: threading.Event) -> AbstractContextManager[None]:
     """Inside, `check_time` raises SearchStopped once the event is set."""
-    token = _STOP.set(stop)
-    try:
-        yield
-    finally:
-        _STOP.reset(token)
+    return _within(_STOP, stop)
 
 
 def check_time() -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.collectives.line import Alone, GroupLine, Line
+from meshwright.codegen.collectives.lone_shares import ALL, Share, along_dp, times
 from meshwright.codegen.collectives.meter import Meter
 from meshwright.codegen.collectives.primitives import DimShares, begin, run
 from meshwright.forms.rows_here import RowsHere
@@ -32,21 +33,6 @@ class SentCollective(NamedTuple):
     """Of the local tensor that went in."""
 
 
-Share = tuple[int, int]
-"""Numerator and denominator."""
-ALL: Share = (1, 1)
-
-
-def times(x: Tensor, share: Share) -> Tensor:
-    """x, multiplied by a share; of whole numbers that may be one with a fraction, in float64."""
-    over, under = share
-    if over == under:
-        return x
-    if x.is_floating_point():
-        return x * (over / under)
-    return x * (over // under) if over % under == 0 else x.double() * over / under
-
-
 class AxisConversion(NamedTuple):
     """One conversion: what moves a value on an axis, and what moves its gradient back."""
 
@@ -61,10 +47,6 @@ class AxisConversion(NamedTuple):
     gradient_share: Share = ALL
     """By what its gradient is."""
 
-
-_SUMS = frozenset({Primitive.IDENTITY, Primitive.ALL_REDUCE})
-_HERE = frozenset({Primitive.IDENTITY, Primitive.SLICE})
-_JOINS = frozenset({Primitive.ALL_REDUCE, Primitive.ALL_GATHER})
 
 RowsOf = Callable[[str], RowsHere | None]
 
@@ -306,34 +288,11 @@ class Comm:
     ) -> AxisConversion:
         first = axis != "dp" or self.microbatch == 0
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        axis, share, back = self._along(axis, forward, gradient)
+        share = back = ALL
+        if axis == "dp" and self.apart is not None and self.training:
+            axis, share, back = along_dp(forward, gradient, *self.apart, sums=self.sums_apart)
         keeps = first and self.coordinates.get(axis, 0) == 0
         return AxisConversion(axis, forward, gradient, source, target, keeps, share, back)
-
-    def _along(
-        self, axis: str, forward: Primitive, backward: Primitive
-    ) -> tuple[str, Share, Share]:
-        """The axis that a conversion is along, and by what its value and its gradient are
-        multiplied. Where replicas train alone a sum is what it would be if all samples were like
-        the replica's own, and what is to be counted once is counted in each replica, as its share;
-        so the gradient of what a replica has whole (R) is its share of that, while those of samples
-        and of summands are as always."""
-        if axis != "dp" or self.apart is None or not self.training:
-            return axis, ALL, ALL
-        own, whole = self.apart
-        part, rest = (own, whole), (whole, own)
-        if forward is Primitive.MASK:
-            return "dp_shard", part, part
-        if backward is Primitive.MASK:
-            return "dp_shard", ALL, ALL
-        if self.sums_apart and forward in _SUMS and backward in _SUMS:
-            by = rest if forward is Primitive.ALL_REDUCE else ALL
-            return "dp_shard", by, by
-        if forward in _JOINS and backward in _HERE:
-            return axis, ALL, rest
-        if forward in _HERE and backward in _JOINS:
-            return axis, ALL, part
-        return axis, ALL, ALL
 
     def move(
         self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int

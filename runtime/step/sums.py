@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.collectives.comm import times
+from meshwright.codegen.collectives.lone_shares import times
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.step.meetings import LoneReplica
 
