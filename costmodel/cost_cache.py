@@ -21,14 +21,13 @@ from meshwright.costmodel.stage.buckets import BUCKET_BYTES
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, Link, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.styles import style as known_style
-
-PRELUDE = "(prelude)"
 
 Mode = bool | Policy
 """Whether a block is recomputed whole, or what becomes of what its ops make."""

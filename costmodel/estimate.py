@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.costmodel.comm.comm import Levels, collective_band, collective_time
-from meshwright.costmodel.cost_cache import PRELUDE, CostTables
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.explain.breakdown import Bands, breakdown, error_band
 from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.ops.compute import worst_source
@@ -40,6 +40,7 @@ from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.graph.routed_graph import with_routing
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Partial, parse_strategy

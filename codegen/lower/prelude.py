@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshwright.codegen.lower.builder import Builder
-from meshwright.codegen.lower.program import PRELUDE, TOTALS, BlockCode, Call
+from meshwright.codegen.lower.program import TOTALS, BlockCode, Call
 from meshwright.codegen.lower.stage_context import Where, strategies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind, Op
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.layout.layout import Layout, P, Partial, Placement, R, Shard
 from meshwright.ir.plan.plan import BlockLayout
 

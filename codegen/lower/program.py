@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from meshwright.codegen.collectives.comm import Comm
     from meshwright.codegen.passes.halves import Halves
 
-PRELUDE, TOTALS = "(prelude)", "(totals)"
+TOTALS = "(totals)"
 """Names of the calls that a stage makes before its blocks."""
 
 

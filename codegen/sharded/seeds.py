@@ -9,7 +9,8 @@ from threading import Lock
 import torch
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower.program import PRELUDE, TOTALS
+from meshwright.codegen.lower.program import TOTALS
+from meshwright.ir.graph.prelude import PRELUDE
 
 
 def key_of(comm: Comm, op: str) -> int:

@@ -82,6 +82,11 @@ def _counts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _inputs(plan: Plan) -> Iterator[tuple[str, str]]:
+    first = next(iter(plan.model.inputs), None)
+    if first is None:
+        yield "model", "model.inputs is empty; a step has a batch of one tensor at least"
+    elif not first.shape:
+        yield "model", "model.inputs.0.shape is []; dim 0 of the first input is the batch"
     for i, spec in enumerate(plan.model.inputs):
         where = f"model.inputs.{i}.shape"
         if spec.dtype not in DTYPE_BYTES:

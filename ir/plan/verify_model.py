@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.graph.prelude import PRELUDE, prelude_block
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.plan.bag_problems import bag_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
@@ -71,7 +72,7 @@ def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
     if list(_blocks(plan, graph)):
         return
     for i, stage in enumerate(plan.stages):
-        needed = {**_stage_patterns(plan, graph, stage), "(prelude)": None}
+        needed = {**_stage_patterns(plan, graph, stage), PRELUDE: None}
         for pattern in needed:
             if pattern not in stage.layouts:
                 message = f"stage {i} ({mesh_text(stage.model)}) names no layout for {pattern}"
@@ -82,7 +83,7 @@ def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
     by_name = {layout.name: layout for layout in plan.layouts}
     used = {name: None for stage in plan.stages for name in stage.layouts.values()}
     known = [by_name[name] for name in used if name in by_name]
-    for block in graph.distinct_blocks():
+    for block in (prelude_block(graph), *graph.distinct_blocks()):
         for layout in known:
             if layout.pattern == block.pattern:
                 for problem in layout_problems(graph, block, layout):

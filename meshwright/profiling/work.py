@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from meshwright.costmodel.cost_cache import PRELUDE, BlockSpot
+from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.plan.plan import (
     BlockLayout,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.prelude import PRELUDE, prelude_block
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.testing.models import ModelCase
 
@@ -131,10 +132,11 @@ def _flattened(text: str, batch: int) -> str:
 
 def layouts(graph: Graph, form: Form, *, flat: bool = False) -> tuple[BlockLayout, ...]:
     """A layout for every pattern of the MLP's graph, and for its prelude."""
-    samples = {op.key: {"dp": "S(0) -> S(0)"} for op in graph.prelude_ops}
+    block, sample = prelude_block(graph), {"dp": "S(0)"}
     prelude = BlockLayout(
-        name="prelude by hand", pattern="(prelude)", mesh=form.mesh, parameters={}, inputs=(),
-        outputs=(), ops=samples,
+        name="prelude by hand", pattern=PRELUDE, mesh=form.mesh, parameters={},
+        inputs=tuple(sample for _ in block.inputs), outputs=tuple(sample for _ in block.outputs),
+        ops={op.key: {"dp": "S(0) -> S(0)"} for op in graph.prelude_ops},
     )  # fmt: skip
     return *(_layout(graph, block, form, flat) for block in graph.distinct_blocks()), prelude
 

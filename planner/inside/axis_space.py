@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.graph.rules import Rule
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.memo import Memo
@@ -31,7 +32,7 @@ from meshwright.planner.inside.factors import (
     with_together,
 )
 from meshwright.planner.inside.joint import OwnSplits
-from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
+from meshwright.planner.inside.segments import LayoutSegment, aliases, tied
 
 T = TypeVar("T")
 _common: Memo[object, Any] = Memo()

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.ir.graph.graph import Block, Graph, Op
+from meshwright.ir.graph.prelude import PRELUDE, prelude_block
 from meshwright.ir.graph.rules import name_of
 from meshwright.ir.layout.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.layout.layout import (
@@ -17,7 +18,6 @@ from meshwright.ir.layout.layout import (
 from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import BlockLayout, param_key
 from meshwright.planner.inside.factors import AxisKind, natural_splits
-from meshwright.planner.inside.segments import PRELUDE, prelude_block
 from meshwright.planner.strategies import find_rule
 
 

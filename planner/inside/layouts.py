@@ -7,6 +7,7 @@ value that one hands to the next have one placement, the cheapest for all of the
 from dataclasses import dataclass
 
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.layout.layout import RP, Placement, R, Strategy
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
 from meshwright.planner.inside.axis_layout import LaidSegment
@@ -17,7 +18,7 @@ from meshwright.planner.inside.layout_objective import Regime, usual
 from meshwright.planner.inside.mesh_problem import MeshProblem, mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
-from meshwright.planner.inside.segments import PRELUDE, LayoutSegment
+from meshwright.planner.inside.segments import LayoutSegment
 from meshwright.planner.pins.placement_rules import NO_RULES, PlacementRules
 
 

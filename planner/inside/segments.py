@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.ir.graph.graph import Block, Graph, Kind, Op
+from meshwright.ir.graph.graph import Block, Graph, Op
+from meshwright.ir.graph.prelude import prelude_block
 from meshwright.ir.graph.rules import Rule
 from meshwright.planner.strategies import find_rule
-
-PRELUDE = "(prelude)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +27,6 @@ def segments(graph: Graph) -> tuple[LayoutSegment, ...]:
             b, graph.block_ops(b), {op.name: find_rule(op, graph) for op in graph.block_ops(b)}
         )
         for b in blocks
-    )
-
-
-def prelude_block(graph: Graph) -> Block:
-    """The prelude as if it were a block."""
-    ops = graph.prelude_ops
-    made = {out for op in ops for out in op.outputs if out}
-    read = {name for op in ops for name in op.inputs}
-    later = {name for op in graph.ops[graph.prelude :] for name in op.inputs}
-    return Block(
-        name=PRELUDE,
-        pattern=PRELUDE,
-        signature=PRELUDE,
-        start=0,
-        stop=graph.prelude,
-        inputs=tuple(name for name in graph.inputs if name in read),
-        outputs=tuple(out for op in ops for out in op.outputs if out in made & later),
-        params=tuple(n for n in sorted(read - made) if graph.tensors[n].kind is not Kind.INPUT),
     )
 
 

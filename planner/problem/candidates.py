@@ -16,6 +16,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.folded import Fold, may_share
@@ -198,7 +199,7 @@ def _applied() -> tuple[Mapping[str, _OfStage], Mapping[str, _OfPlan]]:
 
 def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
     blocks = problem.graph.blocks[stage.start : stage.stop]
-    used = {block.pattern for block in blocks} | {"(prelude)"}
+    used = {block.pattern for block in blocks} | {PRELUDE}
     samples = problem.batch // choice.num_microbatches
     made = Stage(
         first=blocks[0].name,

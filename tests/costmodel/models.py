@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Block, Graph, Kind, Op, Ref, Tensor
 from meshwright.ir.layout.layout import balanced
-from meshwright.ir.plan.plan import BlockLayout, ClusterId, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.plan import (
+    BlockLayout,
+    ClusterId,
+    InputSpec,
+    ModelId,
+    Plan,
+    ScheduleTable,
+    Stage,
+)
 
 BATCH, WIDTH, HIDDEN = 8, 16, 64
 _MEGATRON = {
@@ -127,7 +135,7 @@ def plan(
     gpipe = tuple(" ".join(f"{s}{a}" for a in order) for s in range(pp))
     return Plan(
         model=ModelId(name="mlp", fingerprint="", num_parameters=0, num_blocks=num_layers,
-                      inputs=()),
+                      inputs=(InputSpec(name="x", shape=(BATCH, 8), dtype="int64"),)),
         cluster=ClusterId(name=cluster.name, fingerprint=cluster.fingerprint,
                           num_devices=cluster.num_devices),
         global_batch_size=BATCH,

@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.graph.prelude import prelude_block
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, model_mesh, param_key
@@ -18,7 +19,6 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves, why_whole
 from meshwright.planner.inside.frontier import OpChain, OpCosts, solve
 from meshwright.planner.inside.layouts import solve_layouts
-from meshwright.planner.inside.segments import prelude_block
 from meshwright.testing.models import CASES
 
 

@@ -16,6 +16,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.graph.inner_traffic import sends
+from meshwright.ir.graph.prelude import prelude_block
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
@@ -35,7 +36,6 @@ from meshwright.planner.inside.mesh_problem import mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.segments import prelude_block
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.placement_rules import NO_RULES
 from meshwright.planner.problem.problem import Problem, make_problem

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.layout.layout import parse_strategy
 from meshwright.ir.placed.route import travels
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
@@ -82,7 +83,7 @@ def _recompute(plan: Plan) -> str:
             for again, (start, stop) in zip(counts, layers, strict=True)
         )
     else:
-        every = all(set(s.layouts) - {"(prelude)"} <= set(s.recompute) for s in plan.stages)
+        every = all(set(s.layouts) - {PRELUDE} <= set(s.recompute) for s in plan.stages)
     return "full" if every else "some"
 
 
@@ -119,7 +120,7 @@ def _sequence_parallel(plan: Plan) -> bool:
 
 def _layers(plan: Plan) -> tuple[tuple[int, int], ...]:
     """Layers are the blocks of the one pattern that repeats; all others come once."""
-    patterns = {pattern for stage in plan.stages for pattern in stage.layouts} - {"(prelude)"}
+    patterns = {pattern for stage in plan.stages for pattern in stage.layouts} - {PRELUDE}
     repeated = [pattern for pattern in patterns if "*" in pattern]
     if len(repeated) != 1:
         return ()

@@ -3,6 +3,7 @@
 from itertools import groupby
 from typing import Any
 
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.plan.detail import BlockName, Detail
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
@@ -20,7 +21,7 @@ def model_tree(plan: Plan) -> dict[str, Any]:
         "layouts": {
             layout.name: _layout(layout, detail)
             for layout in plan.layouts
-            if layout.name in used and layout.pattern != "(prelude)"
+            if layout.name in used and layout.pattern != PRELUDE
         },
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import Plan, ScheduleTable
+from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable
 from meshwright.ir.plan.verify import check, verify
 from tests.ir.plans import CLUSTER, graph, plan, prediction
 
@@ -15,6 +15,10 @@ def with_stage(index: int, **changes: Any) -> Plan:
     stages = list(plan().stages)
     stages[index] = replace(stages[index], **changes)
     return plan(stages=tuple(stages))
+
+
+def with_inputs(*inputs: InputSpec) -> Plan:
+    return plan(model=replace(plan().model, inputs=inputs))
 
 
 def test_a_sound_plan_breaks_no_rule() -> None:
@@ -27,6 +31,8 @@ def test_a_sound_plan_breaks_no_rule() -> None:
     [
         (plan(num_microbatches=3), "batch", "8 is not a multiple of 3 micro-batches; nearest: 2"),
         (plan(global_batch_size=0), "batch", "global_batch_size is 0; it must be between 1"),
+        (with_inputs(), "model", "model.inputs is empty"),
+        (with_inputs(InputSpec(name="x", shape=(), dtype="int64")), "model", "is []; dim 0 of"),
         (plan(num_microbatches=4), "schedule", "nearest: num_microbatches 2"),
         (plan(schedule=ScheduleTable(name="x", rows=("0F0 0B0", "1F0 1X0"))), "schedule", "1X0"),
         (plan(schedule=ScheduleTable(name="x", rows=("0B0 0F0",))), "schedule", "deadlocks"),

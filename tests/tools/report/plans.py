@@ -12,7 +12,15 @@ from meshwright.ir.plan.detail import (
     StageDetail,
     StageTraffic,
 )
-from meshwright.ir.plan.plan import BlockLayout, ClusterId, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.plan import (
+    BlockLayout,
+    ClusterId,
+    InputSpec,
+    ModelId,
+    Plan,
+    ScheduleTable,
+    Stage,
+)
 from meshwright.ir.plan.predicted import (
     Alternative,
     Evidence,
@@ -52,7 +60,8 @@ def piped(
     predicted = _prediction(stages, blocks, patterns, num_microbatches)
     return Plan(
         model=ModelId(name=name, fingerprint="abc", num_parameters=7 * 10**9,
-                      num_blocks=num_blocks, inputs=()),
+                      num_blocks=num_blocks,
+                      inputs=(InputSpec(name="x", shape=(1, 8), dtype="float32"),)),
         cluster=ClusterId(name=f"gpu:{name}", fingerprint="def",
                           num_devices=num_stages * per_stage),
         global_batch_size=num_microbatches * per_stage, num_microbatches=num_microbatches,
