@@ -139,7 +139,7 @@ def test_another_model_or_cluster_is_found(plan_file, capsys):
 def test_stale_estimates_are_found_and_priced_anew(plan_file, tmp_path, capsys):
     plan = plan_io.load(plan_file)
     slower = replace(plan.predicted, step_s=2 * plan.predicted.step_s)
-    path = written(tmp_path, plan, predicted=slower, versions={"torch": "1.0"})
+    path = written(tmp_path, plan, predicted=slower, versions={"torch": "1.0", "": "1"})
     found = findings(capsys, path, *ON)["stale"]
     assert "torch 1.0" in found[0] and "-50.0%" in found[1]
     assert invoke(path, *ON, "-o", path) == 0

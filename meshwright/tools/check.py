@@ -139,7 +139,7 @@ def _versions(plan: Plan) -> Iterator[Finding]:
 def _installed(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ValueError):  # the latter of an empty name
         return ""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable
 from meshwright.ir.plan.verify import check, verify
 from tests.ir.plans import CLUSTER, graph, plan, prediction
@@ -19,6 +20,11 @@ def with_stage(index: int, **changes: Any) -> Plan:
 
 def with_inputs(*inputs: InputSpec) -> Plan:
     return plan(model=replace(plan().model, inputs=inputs))
+
+
+def with_prelude(**changes: Any) -> Plan:
+    found = plan().layouts
+    return plan(layouts=tuple(replace(x, **changes) if x.pattern == PRELUDE else x for x in found))
 
 
 def test_a_sound_plan_breaks_no_rule() -> None:
@@ -52,6 +58,8 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (with_stage(0, layouts={"h.*": "h.* tp2"}), "layouts", "nearest: h.* tp1"),
         (with_stage(0, layouts={"h.*": "head tp1"}), "layouts", "is for head"),
         (with_stage(0, layouts={"h.*": "h.* tp1"}), "layouts", "names no layout for (prelude)"),
+        (with_prelude(ops={"/mask": {"dp": "R -> R"}}), "layouts", "(prelude) has no op '/mask'"),
+        (with_prelude(inputs=({},)), "layouts", "1 inputs, the block has 0"),
         (with_stage(1, first="h.9"), "blocks", "no block 'h.9'; nearest: h."),
         (with_stage(1, first="h.1"), "blocks", "nearest: first h.2"),
         (with_stage(1, last="h.2"), "blocks", "no stage runs head"),
