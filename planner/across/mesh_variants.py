@@ -4,7 +4,7 @@ On the blocks, at the links that a mesh would have, a mesh or layout is left out
 same number of ranks is better in time and in every kind of memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,7 +13,13 @@ import numpy as np
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
-from meshwright.planner.across.model_space import divisors, expert_forms, forms
+from meshwright.planner.across.model_space import (
+    divisors,
+    expert_forms,
+    forms,
+    plain_forms,
+    wide_forms,
+)
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.decisions.samples import may_own_samples
 from meshwright.planner.inside.variants import own_variants, sample_ranks_of
@@ -63,25 +69,21 @@ def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:
 
 def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     asked = asked_meshes(problem.constraints)
-    legal = _legal(problem, asked)
+    free = {*plain_forms(problem), *asked}
+    legal = _legal(problem, asked, free)
     found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
-        found += _worth(problem, _of(problem, mesh), () if _is_free(mesh, asked) else found)
+        found += _worth(problem, _of(problem, mesh), () if mesh in free else found)
     for mesh in expert_forms(problem):
         if mesh not in legal and model_allowed(problem.constraints, mesh):
             found += _worth(problem, _apart(problem, mesh), found)
-    plain = [way for way, _ in found if _is_free(way.model, asked)]
+    plain = [way for way, _ in found if way.model in free]
     others = [item for item in found if item[0] not in plain]
     others.sort(key=lambda item: (float(item[1][0]), item[0]))
     shared, own = (
         [w for w, _ in others if (sample_ranks_of(*w) > 1) is apart] for apart in (False, True)
     )
     return (*plain, *shared[:MOST], *own[:MOST])
-
-
-def _is_free(mesh: ModelMesh, asked: tuple[ModelMesh, ...]) -> bool:
-    """Whether all ways of a mesh are kept that are good for something beside each other."""
-    return _is_plain(mesh) or mesh in asked
 
 
 def _worth(
@@ -92,19 +94,27 @@ def _worth(
     return _undominated(_distinct([(way, _costs(problem, way)) for way in left]), others)
 
 
-def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
-    """Meshes that pins leave: as many as are worth laying out."""
-    graph = problem.graph
+def _legal(
+    problem: Problem, asked: Collection[ModelMesh], free: Collection[ModelMesh]
+) -> list[ModelMesh]:
+    """Meshes that pins leave: those of which all ways that are good for something stay (`free`),
+    then as many others as are worth laying out, and wide tensor axes, of which there is one or so.
+    """
+    graph, wide = problem.graph, wide_forms(problem)
     ops = sum(len(graph.block_ops(block)) for block in graph.distinct_blocks())
     legal = [
         mesh
-        for mesh in dict.fromkeys([*forms(problem), *asked])
+        for mesh in dict.fromkeys([*forms(problem), *wide, *asked])
         if prod(n for _, n in mesh) <= problem.cluster.num_devices
         and model_allowed(problem.constraints, mesh)
         and (len(mesh) < 3 or ops <= DEEP or mesh in asked)
     ]
-    plain = [mesh for mesh in legal if _is_plain(mesh) or mesh in asked]
-    return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
+    others = [mesh for mesh in legal if mesh not in free and mesh not in wide]
+    return [
+        *(mesh for mesh in legal if mesh in free),
+        *others[: OPS // max(1, ops)],
+        *(mesh for mesh in legal if mesh in wide and mesh not in free),
+    ]
 
 
 def _apart(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
@@ -116,13 +126,10 @@ def _apart(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
 
 def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     plain = problem.tables.run_as.variants or VARIANTS
-    for name in ("",) if not mesh else plain if _is_plain(mesh) else VARIANTS[1:2]:
+    one = all(axis == "tp" for axis, _ in mesh)
+    for name in ("",) if not mesh else plain if one else VARIANTS[1:2]:
         yield MeshVariant(mesh, name)
     yield from _apart(problem, mesh)
-
-
-def _is_plain(mesh: ModelMesh) -> bool:
-    return all(axis == "tp" for axis, _ in mesh)
 
 
 def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:

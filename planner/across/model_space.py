@@ -19,7 +19,7 @@ links than there are experts for a token that saves nothing."""
 TENSOR_BESIDE = 4
 """Ranks of tensor parallelism at most beside ranks of experts with samples of their own."""
 NODES = 2
-"""Model axes in several factors may reach over so many nodes."""
+"""Model axes may reach over so many nodes: several factors, or, of a cluster of so few, one."""
 
 LEAST_TOKENS = 4096
 """Tokens that a rank has of a sample, at least, where samples are split over more nodes than that:
@@ -42,9 +42,22 @@ def tensor_sizes(problem: Problem) -> tuple[int, ...]:
     return allowed(problem.constraints, "tp", sizes)
 
 
+def plain_forms(problem: Problem) -> tuple[ModelMesh, ...]:
+    """One tensor axis each, of every size that is tried for all stages."""
+    return tuple(model_mesh({"tp": tp}) for tp in tensor_sizes(problem))
+
+
+def wide_forms(problem: Problem) -> tuple[ModelMesh, ...]:
+    """One tensor axis over all nodes, where there are few: of small models that have few samples,
+    layers may take less than to divide samples. More nodes have enough to divide otherwise."""
+    node, devices = widest_node(problem), problem.cluster.num_devices
+    sizes = range(2 * node, devices + 1, node) if devices <= NODES * node else ()
+    return tuple(model_mesh({"tp": size}) for size in sizes)
+
+
 def forms(problem: Problem) -> tuple[ModelMesh, ...]:
-    """All of them: single tensor axes first, then experts alone, a node's and what is around that,
-    then small ones of each kind in turn."""
+    """All but wide ones: single tensor axes first, then experts alone, a node's and what is around
+    that, then small ones of each kind in turn."""
     graph, sizes = problem.graph, tensor_sizes(problem)
     most = min(NODES * widest_node(problem), problem.cluster.num_devices)
     alone = tuple(model_mesh({"ep": size}) for size in expert_sizes(problem))
@@ -62,7 +75,7 @@ def forms(problem: Problem) -> tuple[ModelMesh, ...]:
     ]
     in_turn = zip_longest(*(sorted(kind, key=_ranks) for kind in kinds))
     others = [mesh for turn in in_turn for mesh in turn if mesh is not None]
-    return (*(model_mesh({"tp": tp}) for tp in sizes), *dict.fromkeys([*alone, *others]))
+    return (*plain_forms(problem), *dict.fromkeys([*alone, *others]))
 
 
 def expert_sizes(problem: Problem) -> tuple[int, ...]:

@@ -104,6 +104,11 @@ class SearchOptions:
     def of(cls, given: Self | None, **changes: Any) -> Self:
         """Makes the options of some, if there are any, and of keyword arguments, which go first;
         TypeError with the nearest name for one that does not exist."""
+        if given is not None and not isinstance(given, cls):
+            raise TypeError(
+                f"a search takes its options by name; the third argument is a "
+                f"{type(given).__name__}; nearest is example_inputs=..."
+            )
         names = [field.name for field in dataclasses.fields(cls)]
         for name in changes:
             if name not in names:
