@@ -13,7 +13,7 @@ from meshwright.codegen.lower.program import BlockCode, Call, StageProgram
 from meshwright.codegen.lower.stage_context import Where
 from meshwright.codegen.passes.compiled import Region
 from meshwright.codegen.passes.halves import Halves
-from meshwright.codegen.passes.segments import Phases
+from meshwright.codegen.passes.segments import Phases, PhaseValue
 from meshwright.codegen.sharded.sharded import FUNCTIONS
 from meshwright.ir.text.plain_text import comment, docstring, quoted
 from meshwright.ir.torch_private import OpOverload
@@ -213,7 +213,7 @@ def _callable(target: object) -> str:
 
 def _text(arg: object) -> str:
     match arg:
-        case fx.Node():
+        case fx.Node() | PhaseValue():
             return arg.name
         case list() | tuple():
             items = ", ".join(map(_text, arg))

@@ -135,9 +135,8 @@ class HalvesRun:
             self._compute(phase, number, tape)
             begun = []
             for moved in phase.moves:
-                move = self.comm.move(moved.method, moved.axis, *moved.where, **moved.more)
                 x = tape.values[moved.source]
-                begun.append((moved, x, self.comm.begin_forward(move, x.detach())))
+                begun.append((moved, x, moved.begin(self.comm, tape.values)))
             if any(moved.sends_forward for moved in phase.moves):
                 yield
             for moved, x, arrive in begun:
@@ -166,8 +165,7 @@ class HalvesRun:
             for moved in cut.phases[number].moves:
                 leaf = tape.values.pop(moved.made)
                 if leaf.grad is not None:
-                    move = self.comm.move(moved.method, moved.axis, *moved.where, **moved.more)
-                    begun.append((moved, self.comm.begin_backward(move, leaf.grad)))
+                    begun.append((moved, moved.begin_back(self.comm, tape.values, leaf.grad)))
             if any(moved.sends_backward for moved, _ in begun):
                 yield
             for moved, arrive in begun:

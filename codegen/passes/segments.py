@@ -4,18 +4,33 @@ A value's phase is the number of conversions behind it. What only parameters go 
 ahead of all phases.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from meshwright.codegen.collectives.comm import AxisConversion, Comm
+from meshwright.codegen.collectives.line import TRAVEL, RowCounts
 from meshwright.ir.layout.conversions import COMMUNICATES
+
+_SENDS = COMMUNICATES | {TRAVEL}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseValue:
+    """A value of a phase, as an argument."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A conversion between two phases, by the names of what goes in and what comes out."""
+    """A conversion between two phases, by the names of what goes in and what comes out; or rows on
+    their way to the ranks of their experts, or home."""
 
     source: str
     made: str
@@ -26,11 +41,34 @@ class Moved:
 
     @property
     def sends_forward(self) -> bool:
-        return self.method in COMMUNICATES
+        return self.method in _SENDS
 
     @property
     def sends_backward(self) -> bool:
-        return self.more.get("backward") in COMMUNICATES
+        return self.more.get("backward") in _SENDS
+
+    def begin(self, comm: Comm, values: Mapping[str, Any]) -> Callable[[], Tensor]:
+        """Starts to move its source, one of `values`; what it returns waits for that."""
+        x = values[self.source].detach()
+        if self.method == TRAVEL:
+            return comm.begin_travel(x, self.axis, self._counts(values))
+        return comm.begin_forward(self._conversion(comm), x)
+
+    def begin_back(
+        self, comm: Comm, values: Mapping[str, Any], gradient: Tensor
+    ) -> Callable[[], Tensor]:
+        """Starts to move the gradient of what came back."""
+        if self.method == TRAVEL:
+            return comm.begin_travel(gradient, self.axis, self._counts(values).back())
+        return comm.begin_backward(self._conversion(comm), gradient)
+
+    def _conversion(self, comm: Comm) -> AxisConversion:
+        return comm.move(self.method, self.axis, *self.where, **self.more)
+
+    def _counts(self, values: Mapping[str, Any]) -> RowCounts:
+        (counts,) = self.where
+        found: RowCounts = values[counts.name]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +116,7 @@ def _computes(node: fx.Node) -> bool:
 
 def _is_move(node: fx.Node) -> bool:
     moves = {node.target, node.kwargs.get("backward")}
-    return node.op == "call_method" and not moves.isdisjoint(COMMUNICATES)
+    return node.op == "call_method" and not moves.isdisjoint(_SENDS)
 
 
 def _phases(nodes: Sequence[fx.Node], params: set[fx.Node]) -> dict[fx.Node, int]:
@@ -124,4 +162,5 @@ def _phase(own: Sequence[fx.Node], made: Sequence[fx.Node], moves: tuple[Moved, 
 def _moved(node: fx.Node) -> Moved:
     _, source, axis, *where = node.args
     assert isinstance(source, fx.Node)
-    return Moved(source.name, node.name, str(node.target), str(axis), tuple(where), node.kwargs)
+    given = tuple(PhaseValue(x.name) if isinstance(x, fx.Node) else x for x in where)
+    return Moved(source.name, node.name, str(node.target), str(axis), given, node.kwargs)

@@ -7,13 +7,13 @@ the data, so the ranks tell each other first.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.collectives.line import RowCounts
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
     home_reference,
@@ -24,45 +24,33 @@ from meshwright.ir.kernels.route import (
 )
 
 _Rows = Callable[[Tensor, Tensor, Tensor], Tensor]
-_references: tuple[_Rows, _Rows] = (out_reference, home_reference)
-_kernels: tuple[_Rows, _Rows] = (route_out, route_home)
 
 
-@dataclass(frozen=True)
-class _Route:
-    """How many rows this rank sends to each other, and gets from it."""
+class Route(NamedTuple):
+    """Which tokens of this rank go to which ranks of an axis: a row for each such pair."""
 
-    comm: Comm
-    axis: str
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-
-    def back(self) -> "_Route":
-        return _Route(self.comm, self.axis, self.received, self.sent)
-
-    def move(self, rows: Tensor) -> Tensor:
-        """Rows in order of the rank they go to; they come in order of the rank they come from."""
-        parts = list(torch.split_with_sizes(rows.contiguous(), self.sent))
-        shapes = [(count, *rows.shape[1:]) for count in self.received]
-        return torch.cat(self.comm.trade(parts, self.axis, shapes, neighbours=False))
+    picked: Tensor
+    """[rows, K] the token's experts as the rank that gets the row counts them: what lies outside of
+    its own adds nothing there."""
+    tokens: Tensor
+    """[rows] of which token each is."""
+    places: Tensor
+    """[ranks, T] where among the rows the one of a token for a rank is; -1: there is none."""
+    out: RowCounts
+    home: RowCounts
 
 
-class _Move(torch.autograd.Function):
-    """Rows go out; their gradients come back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: _Route) -> Tensor:
-        ctx.route = route
-        return route.move(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.route.back().move(grads[0]), None
-
-
-def _moved(rows: Tensor, route: _Route) -> Tensor:
-    apply: Callable[..., Tensor] = _Move.apply
-    return apply(rows, route)
+def find_route(comm: Comm, top_k_index: Tensor, *, axis: str, experts: tuple[int, ...]) -> Route:
+    """Finds out where tokens go, of an index [T, K], where the ranks of the axis have so many
+    `experts` each; the ranks tell each other how many rows come."""
+    held = spans(experts)
+    owned = _owned(top_k_index, held)
+    ranks = owned.nonzero()[:, 0]
+    tokens, places = places_of(owned)
+    first = top_k_index.new_tensor([start for start, _ in held])
+    picked = top_k_index[tokens] - first[ranks].unsqueeze(1)
+    out = _told(comm, axis, owned.sum(1))
+    return Route(picked, tokens, places, out, out.back())
 
 
 def _owned(index: Tensor, held: Sequence[tuple[int, int]]) -> Tensor:
@@ -74,14 +62,34 @@ def _owned(index: Tensor, held: Sequence[tuple[int, int]]) -> Tensor:
     return found.scatter_(1, rank, True)[:, : len(held)].T
 
 
-def _route(comm: Comm, axis: str, counts: Tensor) -> _Route:
-    """The ranks tell each other how many rows come."""
+def _told(comm: Comm, axis: str, counts: Tensor) -> RowCounts:
     ranks = comm.line(axis).size
     told = comm.trade(
         list(torch.split_with_sizes(counts, [1] * ranks)), axis, [(1,)] * ranks, neighbours=False
     )
     sent, received = torch.stack([counts, torch.cat(told)]).tolist()
-    return _Route(comm, axis, tuple(sent), tuple(received))
+    return RowCounts(tuple(sent), tuple(received))
+
+
+def rows_out(comm: Comm, x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    """Rows of x [T, ...] in order of the rank that they go to."""
+    go = route_out if "route" in comm.kernels else out_reference
+    return go(x, tokens, places)
+
+
+def rows_home(comm: Comm, rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    """Per token the sum [T, ...] of what has come home of it."""
+    home = route_home if "route" in comm.kernels else home_reference
+    return home(rows, tokens, places)
+
+
+def experts_here(
+    comm: Comm, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
+    **given: Tensor | str | None,
+) -> Tensor:  # fmt: skip
+    """`meshwright.experts` of the rows that have come to this rank."""
+    made: Tensor = torch.ops.meshwright.experts(hidden, top_k_index, top_k_weights, **given)
+    return made
 
 
 def routed_experts(
@@ -98,23 +106,19 @@ def routed_experts(
     """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each;
     `given`: the weights, and what else that operator takes. `inside`: further axes, on which ranks
     share out the experts that this one's coordinate on `axis` has: tokens that have come are sent
-    on there, so that each crosses the outer axis once for all of them."""
-    held = spans(experts)
-    owned = _owned(top_k_index, held)
-    ranks = owned.nonzero()[:, 0]
-    tokens, places = places_of(owned)
-    go, home = _kernels if "route" in comm.kernels else _references
-    route = _route(comm, axis, owned.sum(1))
-    first = top_k_index.new_tensor([start for start, _ in held])
-    # As the rank that gets them counts: what lies outside its experts adds nothing there.
-    index = route.move(top_k_index[tokens] - first[ranks].unsqueeze(1))
-    here = _moved(go(hidden, tokens, places), route)
-    weights = _moved(go(top_k_weights, tokens, places), route)
+    on there, so that each crosses the outer axis once for all of them.
+
+    Where something is to go on beside that, `codegen.passes.travelling` makes the same of a block
+    step by step."""
+    picked, tokens, places, out, home = find_route(comm, top_k_index, axis=axis, experts=experts)
+    index = comm.travel(picked, axis, out)
+    here = comm.travel(rows_out(comm, hidden, tokens, places), axis, out)
+    weights = comm.travel(rows_out(comm, top_k_weights, tokens, places), axis, out)
     if inside:
         (then, shares), *more = inside
         made = routed_experts(
             comm, here, index, weights, axis=then, experts=shares, inside=tuple(more), **given
         )
     else:
-        made = torch.ops.meshwright.experts(here, index, weights, **given)
-    return home(_moved(made, route.back()).to(hidden.dtype), tokens, places)
+        made = experts_here(comm, here, index, weights, **given)
+    return rows_home(comm, comm.travel(made, axis, home), tokens, places)
