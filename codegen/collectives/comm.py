@@ -250,9 +250,7 @@ class Comm:
         self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
         return received
 
-    def travel(
-        self, rows: Tensor, axis: str, counts: RowCounts, backward: str = "none"
-    ) -> Tensor:
+    def travel(self, rows: Tensor, axis: str, counts: RowCounts, backward: str = "none") -> Tensor:
         """Rows [sent, ...], in order of the ranks of the axis that they go to, as those that come,
         in order of the ranks that they come from; with `backward` gradients go the other way."""
         apply: Callable[..., Tensor] = _Travel.apply

@@ -51,7 +51,7 @@ class _Steps:
         (axis, experts), *inside = axes
         found = self._made(find_route, (self._comm, index), {"axis": axis, "experts": experts})
         picked, of, places, out, home = (
-            self._part(found, number) for number in range(len(Route._fields))
+            self._part(found, number, name) for number, name in enumerate(Route._fields)
         )
         rows, scales = (
             self._made(rows_out, (self._comm, x, of, places), {}) for x in (hidden, weights)
@@ -66,11 +66,15 @@ class _Steps:
 
     def _made(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         return self._like(
-            self._graph.create_node("call_function", target, args, cast(dict[str, Argument], kwargs))
+            self._graph.create_node(
+                "call_function", target, args, cast(dict[str, Argument], kwargs)
+            )
         )
 
-    def _part(self, found: fx.Node, number: int) -> fx.Node:
-        return self._like(self._graph.call_function(getitem, (found, number)))
+    def _part(self, found: fx.Node, number: int, name: str) -> fx.Node:
+        return self._like(
+            self._graph.create_node("call_function", getitem, (found, number), name=name)
+        )
 
     def _sent(
         self, rows: fx.Node, axis: str, counts: fx.Node, says: str, backward: str = TRAVEL

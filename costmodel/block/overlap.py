@@ -4,13 +4,14 @@ It follows `codegen.collectives.products` and `codegen.passes.halves`: the same 
 turns, played with the collectives of model axes on a channel of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
+from meshwright.costmodel.block.sent import InnerSent
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_work
@@ -19,9 +20,14 @@ from meshwright.costmodel.ops.overheads import CPU_TURNS
 from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.graph.noise import is_random
+from meshwright.ir.graph.operators import operator
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
-from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.layout.layout import parse_placement
+from meshwright.ir.layout.op_messages import Leg
+from meshwright.ir.layout.samples import halved_dim
 from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.plan.sampled import sampled_axes
 from meshwright.ir.trace.halving import has_apart
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm"})
@@ -168,7 +174,7 @@ class Computing(NamedTuple):
 
 class WalkTurns(NamedTuple):
     """How many collectives, one after the other, come before each op and each conversion of a walk;
-    -1 for a conversion for which nobody waits."""
+    -1 for a conversion for which nobody waits. To experts, their tokens have travelled then."""
 
     ops: tuple[int, ...]
     moves: tuple[int, ...]
@@ -194,18 +200,15 @@ class _Phases:
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout) -> bool:
     """Whether a block may run on halves of its samples, as `codegen.passes.piped` decides."""
-    apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
-    apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
-    return apart and has_apart(graph, block)
-
-
-def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
-    found = {axis: parse_placement(text) for axis, text in placed.items()}
-    data = found.pop("dp", None)
-    if not isinstance(data, Shard):
-        return not needed
-    dims = [p.dim for p in found.values() if isinstance(p, Shard)]
-    return data.outer == 1 and data.dim not in dims
+    own = sampled_axes(layout)
+    entries, exits = (
+        [halved_dim({axis: parse_placement(text) for axis, text in placed.items()}, own)
+         for placed in border] for border in (layout.inputs, layout.outputs)
+    )  # fmt: skip
+    apart = -1 not in entries and all(dim not in (-1, None) for dim in exits)
+    # What is drawn is drawn by the number of a sample, which halves of ranks do not know.
+    known = not own or not any(is_random(operator(op.target)) for op in graph.block_ops(block))
+    return apart and known and has_apart(graph, block)
 
 
 def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
@@ -252,16 +255,19 @@ def _moves(walk: Walk) -> list[PricedMove]:
     return [m for m in walk.trail if isinstance(m, PricedMove) and not _of_params(walk, m)]
 
 
-def is_worth(walk: Walk) -> bool:
-    """Whether a block waits for collectives of model axes, and for none of `dp`: as
+def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
+    """Whether a block waits for collectives of model axes, and for none of `dp`, and nothing but
+    tokens is moved on the axes of `own`, whose ranks have samples of their own: as
     `codegen.passes.piped` decides."""
-    sent = [
-        move
+    moved = [
+        (move, {move.conversion.forward, move.conversion.backward})
         for move in _moves(walk)
         if move.size > 1
-        and not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
     ]
-    return bool(sent) and all(move.axis != "dp" for move in sent)
+    if any(move.axis in own and kinds != {Primitive.IDENTITY} for move, kinds in moved):
+        return False
+    sent = [move for move, kinds in moved if not COMMUNICATES.isdisjoint(kinds)]
+    return bool(sent or walk.travels) and all(move.axis != "dp" for move in sent)
 
 
 def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
@@ -300,7 +306,7 @@ def turns_of(walk: Walk) -> WalkTurns:
         if isinstance(entry, PricedMove):
             moves.append(_turn_of_move(walk, entry, base, moved))
         else:
-            ops.append(_turn_of_op(entry, base, moved))
+            ops.append(_turn_of_op(entry, base, moved, len(walk.travels.get(entry.op.name, ()))))
     return WalkTurns(tuple(ops), tuple(moves))
 
 
@@ -317,16 +323,17 @@ def _turn_of_move(
 
 
 def _turn_of_op(
-    step: PricedOp, base: dict[str, int], moved: dict[tuple[str, str, object], int]
+    step: PricedOp, base: dict[str, int], moved: dict[tuple[str, str, object], int], legs: int
 ) -> int:
+    """`legs`: on how many axes its tokens travel, out before it and home after it."""
     phase = 0
     for index, name in enumerate(step.op.inputs):
         phase = max(phase, base.get(name, 0))
         for axis, strategy in step.strategies.items():
             if index < len(strategy.inputs):
                 phase = max(phase, moved.get((name, axis, strategy.inputs[index]), 0))
-    base.update(dict.fromkeys(step.op.outputs, phase))
-    return phase
+    base.update(dict.fromkeys(step.op.outputs, phase + 2 * legs))
+    return phase + legs
 
 
 def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
@@ -357,7 +364,21 @@ def _phases(walk: Walk) -> _Phases:
             if _trained(walk, move.name):
                 back_s = price(move.conversion.backward, move.nbytes, move.axis)
                 _at(found.sent_back, source, back_s)
+    ops = [entry.op.name for entry in walk.trail if isinstance(entry, PricedOp)]
+    for name, turn in zip(ops, turns.ops, strict=True):
+        _travel(found, walk, walk.travels.get(name, ()), turn)
     return found
+
+
+def _travel(found: _Phases, walk: Walk, legs: Sequence[InnerSent], turn: int) -> None:
+    """Adds what tokens take to experts in the phase `turn`, and home: a leg for each axis, the
+    outermost first and last."""
+    for number, sent in enumerate(legs):
+        for seconds, back in ((found.sent, False), (found.sent_back, True)):
+            ends: tuple[Leg, Leg] = ("home", "out") if back else ("out", "home")
+            out_s, home_s = (sent.leg_s(walk.site, leg, back=back) for leg in ends)
+            _at(seconds, turn - len(legs) + number, out_s)
+            _at(seconds, turn + len(legs) - 1 - number, home_s)
 
 
 def _at(seconds: list[float], phase: int, more_s: float) -> None:
