@@ -5,7 +5,7 @@ ahead of all phases.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -80,6 +80,10 @@ class Phase:
     reads: tuple[str, ...]
     made: tuple[str, ...]
     moves: tuple[Moved, ...]
+    nodes: tuple[fx.Node, ...]
+    """Of the block's graph."""
+    drops: tuple[str, ...] = ()
+    """What phases have made that nothing reads once this one's moves are over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,8 @@ class Phases:
     arguments: tuple[str, ...]
     """Names of the block's params and inputs."""
     results: tuple[str, ...]
+    nodes: Mapping[str, fx.Node]
+    """Of the block's graph, by name."""
 
 
 def cut(module: fx.GraphModule, num_params: int) -> Phases:
@@ -107,7 +113,25 @@ def cut(module: fx.GraphModule, num_params: int) -> Phases:
         made = [n for n in own if n in needed]
         found.append(_phase(own, made, tuple(map(_moved, after))))
     results = tuple(n.name for n in nodes[-1].args[0])
-    return Phases(tuple(found), tuple(n.name for n in arguments), results)
+    named = {n.name: n for n in nodes}
+    return Phases(_with_drops(found, results), tuple(n.name for n in arguments), results, named)
+
+
+def _with_drops(phases: Sequence[Phase], results: Sequence[str]) -> tuple[Phase, ...]:
+    """What phases have made goes when it has been read, but for numbers of rows, by which gradients
+    come back."""
+    last: dict[str, int] = {}
+    counts: set[str] = set()
+    for number, phase in enumerate(phases[1:], 1):
+        made = [*phase.made, *(moved.made for moved in phase.moves)]
+        last |= dict.fromkeys([*made, *(name for name in phase.reads if name in last)], number)
+        last |= {moved.source: number for moved in phase.moves if moved.source in last}
+        counts |= {x.name for m in phase.moves for x in m.where if isinstance(x, PhaseValue)}
+    kept = counts | set(results)
+    return tuple(
+        replace(phase, drops=tuple(n for n, at in last.items() if at == number and n not in kept))
+        for number, phase in enumerate(phases)
+    )
 
 
 def _computes(node: fx.Node) -> bool:
@@ -156,7 +180,7 @@ def _phase(own: Sequence[fx.Node], made: Sequence[fx.Node], moves: tuple[Moved, 
     graph.output(tuple(copies[n] for n in made))
     code = fx.GraphModule(nn.Module(), graph)
     names = tuple(n.name for n in reads if n.name != "comm")
-    return Phase(code, names, tuple(n.name for n in made), moves)
+    return Phase(code, names, tuple(n.name for n in made), moves, tuple(own))
 
 
 def _moved(node: fx.Node) -> Moved:
