@@ -6,12 +6,11 @@ turns, played with the collectives of model axes on a channel of their own.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
-from meshwright.costmodel.block.sent import InnerSent
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_work
@@ -50,13 +49,16 @@ class Hidden:
     """Seconds times relative error, of what kernels save."""
     again_s: float | None = None
     """Of the collectives of a forward that is made again; None: as in the forward."""
+    between_forward_s: float = 0.0
+    """Of what is hidden, on links between nodes: what else is on its way there waits for it."""
+    between_backward_s: float = 0.0
 
     def unhidden(self) -> "Hidden":
         """The same where nothing hides."""
         again_s = None if self.again_s is None else min(0.0, self.again_s)
         return replace(
             self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s),
-            again_s=again_s,
+            again_s=again_s, between_forward_s=0.0, between_backward_s=0.0,
         )  # fmt: skip
 
     @property
@@ -191,6 +193,9 @@ class _Phases:
     sent_back: list[float]
     dispatch_s: float = 0.0
     dispatch_back_s: float = 0.0
+    between: float = 0.0
+    """Share of what is sent that goes between nodes."""
+    between_back: float = 0.0
 
     @property
     def computing(self) -> Computing:
@@ -235,14 +240,18 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
     sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
     device = walks[0].site.device
-    return tuple(
-        Hidden(
-            forward_s * _share(sum(one.sent), sent[0]),
-            backward_s * _share(sum(one.sent_back), sent[1]),
-            *in_halves_s(one.computing, [p.computing for p in pair], device),
-        )
-        for one, pair in zip(whole, parts, strict=True)
-    )
+    found = []
+    for one, pair in zip(whole, parts, strict=True):
+        own_s = forward_s * _share(sum(one.sent), sent[0])
+        back_s = backward_s * _share(sum(one.sent_back), sent[1])
+        more_s, more_back_s = in_halves_s(one.computing, [p.computing for p in pair], device)
+        found.append(
+            Hidden(
+                own_s, back_s, more_s, more_back_s, between_forward_s=max(0.0, own_s) * one.between,
+                between_backward_s=max(0.0, back_s) * one.between_back,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def in_halves_s(
@@ -362,29 +371,52 @@ def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
 def _phases(walk: Walk) -> _Phases:
     turns = turns_of(walk)
     found = _computed(walk.times, turns)
+    sent = [*_conversions(walk, turns), *_legs(walk, turns)]
+    for back, seconds in ((False, found.sent), (True, found.sent_back)):
+        for one in sent:
+            if one.back == back:
+                _at(seconds, one.phase, one.seconds)
+    found.between, found.between_back = (
+        _share(
+            sum(s.seconds for s in sent if s.back == back and len(walk.site.levels[s.axis]) > 1),
+            sum(s.seconds for s in sent if s.back == back),
+        )
+        for back in (False, True)
+    )
+    return found
+
+
+class _Sent(NamedTuple):
+    """What goes after a phase of a half."""
+
+    axis: str
+    phase: int
+    seconds: float
+    back: bool
+
+
+def _conversions(walk: Walk, turns: WalkTurns) -> Iterator[_Sent]:
     moves = [entry for entry in walk.trail if isinstance(entry, PricedMove)]
     price = walk.site.primitive_s
     for move, source in zip(moves, turns.moves, strict=True):
         if source >= 0:
-            _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
+            seconds = price(move.conversion.forward, move.nbytes, move.axis)
+            yield _Sent(move.axis, source, seconds, back=False)
             if _trained(walk, move.name):
                 back_s = price(move.conversion.backward, move.nbytes, move.axis)
-                _at(found.sent_back, source, back_s)
+                yield _Sent(move.axis, source, back_s, back=True)
+
+
+def _legs(walk: Walk, turns: WalkTurns) -> Iterator[_Sent]:
+    """What tokens take to experts, and home: a leg for each axis, the outermost first and last."""
     ops = [entry.op.name for entry in walk.trail if isinstance(entry, PricedOp)]
     for name, turn in zip(ops, turns.ops, strict=True):
-        _travel(found, walk, walk.travels.get(name, ()), turn)
-    return found
-
-
-def _travel(found: _Phases, walk: Walk, legs: Sequence[InnerSent], turn: int) -> None:
-    """Adds what tokens take to experts in the phase `turn`, and home: a leg for each axis, the
-    outermost first and last."""
-    for number, sent in enumerate(legs):
-        for seconds, back in ((found.sent, False), (found.sent_back, True)):
+        legs = walk.travels.get(name, [])
+        for (number, sent), back in product(enumerate(legs), (False, True)):
             ends: tuple[Leg, Leg] = ("home", "out") if back else ("out", "home")
             out_s, home_s = (sent.leg_s(walk.site, leg, back=back) for leg in ends)
-            _at(seconds, turn - len(legs) + number, out_s)
-            _at(seconds, turn + len(legs) - 1 - number, home_s)
+            yield _Sent(sent.axis, turn - len(legs) + number, out_s, back)
+            yield _Sent(sent.axis, turn + len(legs) - 1 - number, home_s, back)
 
 
 def _at(seconds: list[float], phase: int, more_s: float) -> None:
