@@ -84,6 +84,13 @@ class KnownValues(TorchFunctionMode):
     ) -> Any:
         check_time()
         kwargs = kwargs or {}
+        # Most calls ask for a shape or a dtype, which is no value and watched by nobody.
+        plain = not kwargs and getattr(func, "__name__", "") == "__get__"
+        if plain and id(args[0]) not in self._own and func != DATA and func != GRAD_FN:
+            asked = func(*args)
+            if isinstance(asked, Tensor):
+                self._note(_Made(func, args, kwargs, None), list(args), asked)
+            return asked
         given = leaves((args, kwargs))
         if self._own and any(id(x) in self._own for x in given):
             args, kwargs = map_tensors(self._copied, (args, kwargs))
