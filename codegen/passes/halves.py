@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.passes.segments import Moved, Phase, Phases
+from meshwright.codegen.sharded.later import Later, put_off
 from meshwright.ir.torch_private import run_backward
 
 Turns = Iterator[None]
@@ -84,7 +85,10 @@ class _HalfTape:
     slots: dict[str, _Slot] = field(default_factory=dict)
     """Of the values that have a gradient."""
     made: dict[int, list[tuple[GradientEdge, _Slot]]] = field(default_factory=dict)
-    """Phase -> where the graph of each result ends, and its gradient."""
+    """Phase, or minus the number of one for what is beside its moves -> where the graph of each
+    result ends, and its gradient."""
+    later: Later = field(default_factory=Later)
+    """Gradients of weights that are put off until something is on its way."""
 
     def keep(self, name: str, value: Any, *, differs: bool) -> None:
         """A value that later phases read."""
@@ -236,6 +240,8 @@ class HalvesRun:
             begun = [(moved, moved.begin(self.comm, tape.values)) for moved in phase.moves]
             if any(moved.sends_forward for moved in phase.moves):
                 yield
+            if phase.beside:
+                self._compute(phase.beside, -number, tape, runner)
             for moved, arrive in begun:
                 differs = self.graph and tape.differs(moved.source)
                 tape.keep(moved.made, arrive(), differs=differs)
@@ -273,9 +279,13 @@ class HalvesRun:
                     begun.append((moved, moved.begin_back(self.comm, tape.values, slot.gradient)))
             if any(moved.sends_backward for moved, _ in begun):
                 yield
+            tape.later.run()
+            _run_backward(tape.made.pop(-number, ()))
             for moved, arrive in begun:
                 tape.add(moved.source, arrive())
-            _run_backward(tape.made.pop(number))
+            with put_off(tape.later):
+                _run_backward(tape.made.pop(number))
+        tape.later.run()
 
     def finish(self) -> None:
         """The rest of the backward, when both halves are through."""

@@ -73,7 +73,7 @@ class Moved:
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """Code that waits for nothing, and the conversions after it."""
+    """Code that waits for nothing, the conversions after it, and what can go on beside these."""
 
     code: fx.GraphModule
     """`code(comm, *reads)` gives `made`."""
@@ -84,6 +84,8 @@ class Phase:
     """Of the block's graph."""
     drops: tuple[str, ...] = ()
     """What phases have made that nothing reads once this one's moves are over."""
+    beside: "Phase | None" = None
+    """Code that nothing that is moved here depends on, without moves of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +112,12 @@ def cut(module: fx.GraphModule, num_params: int) -> Phases:
     for number in range(last):
         own = [n for n in nodes if phase[n] == number and _computes(n) and n not in moves]
         after = [n for n in moves if phase[n] == number + 1]
-        made = [n for n in own if n in needed]
-        found.append(_phase(own, made, tuple(map(_moved, after))))
+        ahead = _behind(after, set(own)) if after and number else set(own)
+        first, rest = ([n for n in own if (n in ahead) == is_ahead] for is_ahead in (True, False))
+        read = {n for x in rest for n in x.all_input_nodes}
+        made = [n for n in first if n in needed or n in read]
+        beside = _phase(rest, [n for n in rest if n in needed], ()) if rest else None
+        found.append(replace(_phase(first, made, tuple(map(_moved, after))), beside=beside))
     results = tuple(n.name for n in nodes[-1].args[0])
     named = {n.name: n for n in nodes}
     return Phases(_with_drops(found, results), tuple(n.name for n in arguments), results, named)
@@ -123,8 +129,11 @@ def _with_drops(phases: Sequence[Phase], results: Sequence[str]) -> tuple[Phase,
     last: dict[str, int] = {}
     counts: set[str] = set()
     for number, phase in enumerate(phases[1:], 1):
-        made = [*phase.made, *(moved.made for moved in phase.moves)]
-        last |= dict.fromkeys([*made, *(name for name in phase.reads if name in last)], number)
+        codes = [phase, *([phase.beside] if phase.beside else [])]
+        made = [name for code in codes for name in code.made]
+        made += [moved.made for moved in phase.moves]
+        last |= dict.fromkeys(made, number)
+        last |= {name: number for code in codes for name in code.reads if name in last}
         last |= {moved.source: number for moved in phase.moves if moved.source in last}
         counts |= {x.name for m in phase.moves for x in m.where if isinstance(x, PhaseValue)}
     kept = counts | set(results)
@@ -132,6 +141,18 @@ def _with_drops(phases: Sequence[Phase], results: Sequence[str]) -> tuple[Phase,
         replace(phase, drops=tuple(n for n, at in last.items() if at == number and n not in kept))
         for number, phase in enumerate(phases)
     )
+
+
+def _behind(moves: Sequence[fx.Node], own: set[fx.Node]) -> set[fx.Node]:
+    """Those of a phase's nodes that its moves depend on."""
+    found: set[fx.Node] = set()
+    stack = [read for move in moves for read in move.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in own and node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
 
 
 def _computes(node: fx.Node) -> bool:

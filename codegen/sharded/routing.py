@@ -7,13 +7,16 @@ the data, so the ranks tell each other first.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import RowCounts
+from meshwright.codegen.sharded.later import taking
+from meshwright.ir.graph.experts import Operands
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
     home_reference,
@@ -22,6 +25,7 @@ from meshwright.ir.kernels.route import (
     route_home,
     route_out,
 )
+from meshwright.ir.torch_private import run_backward
 
 _Rows = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -87,9 +91,63 @@ def experts_here(
     comm: Comm, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
     **given: Tensor | str | None,
 ) -> Tensor:  # fmt: skip
-    """`meshwright.experts` of the rows that have come to this rank."""
-    made: Tensor = torch.ops.meshwright.experts(hidden, top_k_index, top_k_weights, **given)
-    return made
+    """`meshwright.experts` of the rows that have come to this rank. Its backward may leave the
+    gradients of weights to be made while those of tokens are on their way."""
+    named = {name: None for name in Operands._fields} | {"form": ""} | given
+    given_all = (hidden, top_k_index, top_k_weights, *list(named.values())[3:])
+    apply: Callable[..., Tensor] = _ExpertsHere.apply
+    return apply(*given_all)
+
+
+class _ExpertsHere(torch.autograd.Function):
+    """As `meshwright.experts`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output, product = torch.ops.meshwright.experts_forward(*inputs)
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+        ctx.save_for_backward(product, *(inputs[i] for i in ctx.places))
+        made: Tensor = output
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        product, *tensors = ctx.saved_tensors
+        inputs = list(ctx.others)
+        for place, tensor in zip(ctx.places, tensors, strict=True):
+            inputs[place] = tensor
+        grad = gradients[0]
+        to_hidden, to_scale, *pieces = torch.ops.meshwright.experts_backward_tokens(
+            grad, product, *inputs
+        )
+        found: list[Tensor | None] = [None] * len(inputs)
+        found[0], found[2] = to_hidden, to_scale
+        weights = [place for place in ctx.places if place > 2]
+
+        def made() -> list[Tensor]:
+            several: list[Tensor] = torch.ops.meshwright.experts_backward_weights(
+                grad, *pieces, *inputs
+            )
+            return several
+
+        later = taking()
+        if later is None:
+            for place, one in zip(weights, made(), strict=True):
+                found[place] = one
+            return tuple(found)
+        # A node may be asked once: what it leaves goes into the graphs of its weights by itself.
+        edges = [get_gradient_edge(inputs[place]) for place in weights
+                 if inputs[place].requires_grad]  # fmt: skip
+        trained = [inputs[place].requires_grad for place in weights]
+
+        def work() -> None:
+            with torch.no_grad():
+                grads = [g for g, wanted in zip(made(), trained, strict=True) if wanted]
+            run_backward(edges, grads)
+
+        later.add(work)
+        return tuple(found)
 
 
 def routed_experts(
