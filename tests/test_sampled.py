@@ -67,6 +67,10 @@ ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "uneven halves": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2), STAGE: {"overlap": "block"}}),
     "halves of kept ops": (EP4, {"zero": 2, STAGE: {"overlap": "block", "saved": KEPT}}),
     "halves that go on": (EP4, {"zero": 3, STAGE: {"overlap": "blocks", "saved": KEPT}}),
+    "single samples": (
+        EP4,
+        {"num_microbatches": 2, "zero": 2, STAGE: {"overlap": "blocks", "saved": KEPT}},
+    ),
     "halves on tp, too": (
         (*EP2, *TP2),
         {"zero": 1, PLACED: BOTH, "recompute": "full", STAGE: {"overlap": "blocks"}},
@@ -148,7 +152,7 @@ def test_one_half_computes_while_tokens_of_the_other_travel() -> None:
     priced = [seconds > 0 for seconds in _phases(walk).sent]
     run = [any(m.sends_forward for m in phase.moves) for phase in phases[1:]]
     assert priced == run[: len(priced)] and not any(run[len(priced) :])
-    assert problem.tables.blocks.halves(block, layout, costs.spot)
+    assert problem.tables.blocks.parts(block, layout, costs.spot) == 2
     cost = problem.tables.blocks.cost(block, layout, costs.spot)
     hidden = problem.tables.blocks.hidden(block, layout, costs.spot, "block")
     assert 0 < hidden.forward_s < cost.comm_forward_s

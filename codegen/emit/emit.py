@@ -119,6 +119,8 @@ def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
         texts.append(_defined(f"{name}_half{number}", given, says, list(_half_lines(cut, name))))
         for phase in cut.phases[number - 1 :]:
             parted += _regions(phase.code, name, code.pattern)
+            if phase.beside:
+                parted += _regions(phase.beside.code, name, code.pattern)
         parts = [f"{x}[{number - 1}]" if d is not None else x
                  for x, d in zip(inputs, halves.splits, strict=True)]  # fmt: skip
         calls.append(f"{name}_half{number}({', '.join([*given[: -len(inputs)], *parts])})")
@@ -142,6 +144,10 @@ def _half_lines(cut: Phases, name: str) -> Iterator[str]:
             yield f"{moved.made} = comm.{moved.method}({moved.source}{where})"
         if any(moved.sends_forward for moved in phase.moves):
             yield "yield"
+        if phase.beside:
+            if phase.moves:
+                yield "# Beside what has begun:"
+            yield from _lines(list(phase.beside.code.graph.nodes), name)
     yield f"return ({', '.join(cut.results)},)"
 
 

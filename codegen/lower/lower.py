@@ -115,8 +115,8 @@ def _calls(
                 tap(code.module, len(block.params))
             codes[key] = compiled(code) if stage.compile else code
         known |= dict(zip(block.outputs, outputs, strict=True))
-        halved = codes[key].halves is not None and goes_on
-        follows = halved and bool(calls) and calls[-1].code.halves is not None
+        halved = goes_on and _in_two(codes[key])
+        follows = halved and bool(calls) and _in_two(calls[-1].code)
         calls.append(
             Call(
                 block.name, codes[key], block.params, block.inputs, block.outputs,
@@ -124,6 +124,10 @@ def _calls(
             )
         )  # fmt: skip
     return tuple(calls)
+
+
+def _in_two(code: BlockCode) -> bool:
+    return code.halves is not None and len(code.halves.cuts) > 1
 
 
 def _some_rows(at: Where, block: Block) -> Mapping[str, str]:

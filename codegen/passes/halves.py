@@ -40,7 +40,7 @@ class PhaseRunner(Protocol):
         ...
 
 
-Watched = tuple[PhaseRunner, PhaseRunner]
+Watched = tuple[PhaseRunner, ...]
 """Who runs the phases of each half."""
 
 
@@ -117,10 +117,11 @@ class _HalfTape:
 class Halves:
     """`halves(comm, *params, *inputs)` gives what the block's module gives."""
 
-    cuts: tuple[Phases, Phases]
-    """The block's code for the samples of each half."""
-    samples: tuple[int, int]
-    """Of a rank."""
+    cuts: tuple[Phases, ...]
+    """The block's code for the samples of each half; once where all samples go together, and what
+    is moved has other work of theirs beside it."""
+    samples: tuple[int, ...]
+    """Of a rank, in each half."""
     num_params: int
     splits: tuple[int | None, ...]
     """Per input, the dim with the samples; None if both halves read all of it."""
@@ -146,9 +147,12 @@ class Halves:
         inputs = tensors[self.num_params :]
         parts = [self.entering(x, i, graph=graph) for i, x in enumerate(inputs)]
         run = HalvesRun(self, comm, tensors[: self.num_params], graph, watched)
-        turns = {half: run.forward(half, [part[half] for part in parts]) for half in (0, 1)}
+        each = range(len(self.cuts))
+        turns = {half: run.forward(half, [part[half] for part in parts]) for half in each}
         take_turns(comm, self.samples[0], turns)
-        results = [run.results(half) for half in (0, 1)]
+        results = [run.results(half) for half in each]
+        if len(results) == 1:
+            return tuple(x.detach() for x in results[0]), run
         joined = (torch.cat([both[i].detach() for both in results], dim)
                   for i, dim in enumerate(self.joins))  # fmt: skip
         return tuple(joined), run
@@ -160,8 +164,8 @@ class Halves:
 
     def parts(self, x: Tensor, dim: int | None) -> tuple[Tensor, ...]:
         """A value of the micro-batch as the halves have it."""
-        if dim is None:
-            return x, x
+        if dim is None or len(self.samples) == 1:
+            return (x,) * len(self.samples)
         per_sample = x.shape[dim] // sum(self.samples)
         return torch.split_with_sizes(x, [n * per_sample for n in self.samples], dim)
 
@@ -182,6 +186,8 @@ def gradient(leaves: Sequence[Tensor], dim: int | None) -> Tensor | None:
     if not leaves[0].requires_grad:
         return None
     found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    if len(found) == 1:
+        return found[0]
     return found[0] + found[1] if dim is None else torch.cat(found, dim)
 
 
@@ -203,7 +209,7 @@ class HalvesRun:
         watched: Watched | None = None,
     ) -> None:
         self.halves, self.comm, self.graph = halves, comm, graph
-        self.shared, self.tapes = _HalfTape(), (_HalfTape(), _HalfTape())
+        self.shared, self.tapes = _HalfTape(), tuple(_HalfTape() for _ in halves.cuts)
         self.params = params
         self.shared.values |= dict(zip(halves.cuts[0].arguments, params, strict=False))
         self._watched = watched
@@ -217,6 +223,16 @@ class HalvesRun:
             if name in tape.slots:
                 tape.values.pop(name, None)
         return found
+
+    def differs(self, index: int) -> bool:
+        """Whether a result has a gradient."""
+        name = self.halves.cuts[0].results[index]
+        return name in self.tapes[0].slots or self._is_leaf(name)
+
+    def _is_leaf(self, name: str) -> bool:
+        """Whether it is what entered, with a gradient."""
+        value = self.tapes[0].values.get(name)
+        return isinstance(value, Tensor) and value.requires_grad
 
     def give(self, half: int, index: int, gradient: Tensor) -> None:
         """Adds to the gradient of a result of a half."""
@@ -306,6 +322,8 @@ class _Piped(torch.autograd.Function):
         ctx: Any, halves: Halves, comm: Comm, watched: Watched | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         results, ctx.run = halves.forward(comm, tensors, graph=True, watched=watched)
+        constant = [x for i, x in enumerate(results) if not ctx.run.differs(i)]
+        ctx.mark_non_differentiable(*constant)
         return results
 
     @staticmethod
@@ -314,9 +332,12 @@ class _Piped(torch.autograd.Function):
         ctx.run = None
         halves, tapes = run.halves, run.tapes
         for i, (whole, dim) in enumerate(zip(gradients, halves.joins, strict=True)):
+            if not run.differs(i):
+                continue
             for half, part in enumerate(halves.parts(whole, dim)):
                 run.give(half, i, part)
-        take_turns(run.comm, halves.samples[0], {half: run.backward(half) for half in (1, 0)})
+        turns = {half: run.backward(half) for half in reversed(range(len(tapes)))}
+        take_turns(run.comm, halves.samples[0], turns)
         run.finish()
         names = halves.cuts[0].arguments[halves.num_params :]
         found = [

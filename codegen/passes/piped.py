@@ -24,11 +24,33 @@ def in_halves(
     outputs: Sequence[Layout],
     module: Callable[[Where], fx.GraphModule],
 ) -> Halves | None:
-    """The block on halves that differ by one sample of a rank at most; None where its samples
-    depend on each other, or nothing of a half could be beside a collective of the other.
+    """The block on halves that differ by one sample of a rank at most; on all samples together
+    where these depend on each other, or there is one, and tokens travel; None where nothing could
+    be beside a collective.
 
     `module`: its code where a rank has other samples.
     """
+    if halves := _cut_in_two(at, block, known, outputs, module):
+        return halves
+    together = module(at)
+    if not step_by_step(together):
+        return None
+    found = cut(together, len(block.params))
+    shares = at.axes["dp"].shares
+    count = shares[at.coordinates["dp"]] if shares else 0
+    if not _is_worth(found):
+        return None
+    none, joins = (None,) * len(block.inputs), (0,) * len(outputs)
+    return Halves((found,), (count,), len(block.params), none, joins)
+
+
+def _cut_in_two(
+    at: Where,
+    block: Block,
+    known: Mapping[str, Layout],
+    outputs: Sequence[Layout],
+    module: Callable[[Where], fx.GraphModule],
+) -> Halves | None:
     layout = at.layout(block.pattern)
     own = sampled_axes(layout) if layout else ()
     ranks = prod([at.axes[axis].size for axis in own])

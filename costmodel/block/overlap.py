@@ -5,7 +5,7 @@ turns, played with the collectives of model axes on a channel of their own.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from math import ceil
 from typing import NamedTuple
@@ -181,6 +181,8 @@ class WalkTurns(NamedTuple):
 
     ops: tuple[int, ...]
     moves: tuple[int, ...]
+    beside: tuple[bool, ...]
+    """Of each op: nothing that is sent after its phase depends on it."""
 
 
 @dataclass(slots=True)
@@ -191,6 +193,9 @@ class _Phases:
     backward: list[float]
     sent: list[float]
     sent_back: list[float]
+    beside: list[float] = field(default_factory=list)
+    """What can go on while that is sent."""
+    beside_back: list[float] = field(default_factory=list)
     dispatch_s: float = 0.0
     dispatch_back_s: float = 0.0
     between: float = 0.0
@@ -198,9 +203,25 @@ class _Phases:
     between_back: float = 0.0
 
     @property
+    def lists(self) -> tuple[list[float], ...]:
+        """By phase."""
+        return (self.forward, self.backward, self.sent, self.sent_back, self.beside,
+                self.beside_back)  # fmt: skip
+
+    @property
+    def forward_s(self) -> float:
+        """Of kernels."""
+        return sum(self.forward) + sum(self.beside)
+
+    @property
+    def backward_s(self) -> float:
+        """Of kernels."""
+        return sum(self.backward) + sum(self.beside_back)
+
+    @property
     def computing(self) -> Computing:
         return Computing(
-            max(sum(self.forward), self.dispatch_s), max(sum(self.backward), self.dispatch_back_s)
+            max(self.forward_s, self.dispatch_s), max(self.backward_s, self.dispatch_back_s)
         )
 
 
@@ -235,7 +256,7 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     whole = [known[id(walk)] for walk in walks]
     parts = [[known[id(half)] for half in pair] for pair in halves]
     slow = slowing(walks[0], *(move for walk in single.values() for move in _moves(walk)))
-    lines = [_in_a_row([pair[half] for pair in parts]) for half in (0, 1)]
+    lines = [_in_a_row(line) for line in zip(*parts, strict=True)]
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
     sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
@@ -288,7 +309,7 @@ def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
 def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
     """Of collectives that take `sent_s` where nothing is beside them."""
     took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
-    return sent_s - (took_s - sum(sum(p.backward if back else p.forward) for p in lines))
+    return sent_s - (took_s - sum(p.backward_s if back else p.forward_s for p in lines))
 
 
 def _share(part: float, whole: float) -> float:
@@ -299,11 +320,9 @@ def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
     """The phases of one block after those of another."""
     found = _Phases([], [], [], [])
     for part in parts:
-        lists = [part.forward, part.backward, part.sent, part.sent_back]
+        lists = part.lists
         length = max(map(len, lists))
-        for own, more in zip(
-            (found.forward, found.backward, found.sent, found.sent_back), lists, strict=True
-        ):
+        for own, more in zip(found.lists, lists, strict=True):
             own += [*more, *[0.0] * (length - len(more))]
     return found
 
@@ -317,12 +336,37 @@ def turns_of(walk: Walk) -> WalkTurns:
     base: dict[str, int] = {}
     moved: dict[tuple[str, str, object], int] = {}
     ops, moves = [], []
+    sends: list[tuple[str, int]] = []
     for entry in walk.trail:
         if isinstance(entry, PricedMove):
             moves.append(_turn_of_move(walk, entry, base, moved))
-        else:
-            ops.append(_turn_of_op(entry, base, moved, len(walk.travels.get(entry.op.name, ()))))
-    return WalkTurns(tuple(ops), tuple(moves))
+            sends += [(entry.name, moves[-1])] if moves[-1] >= 0 else []
+            continue
+        legs = len(walk.travels.get(entry.op.name, ()))
+        ops.append(_turn_of_op(entry, base, moved, legs))
+        if legs:
+            sends += [(name, ops[-1] - legs) for name in entry.op.inputs[:3]]
+            sends += [(name, ops[-1]) for name in entry.op.outputs]
+    ahead = _ahead(walk, ops, sends)
+    last = max(ops, default=0)
+    sending = {turn for _, turn in sends}
+    beside = (n not in ahead and turn in sending and 0 <= turn <= last
+              for n, turn in enumerate(ops))  # fmt: skip
+    return WalkTurns(tuple(ops), tuple(moves), tuple(beside))
+
+
+def _ahead(walk: Walk, turns: Sequence[int], sends: Sequence[tuple[str, int]]) -> set[int]:
+    """The ops that what is sent after their own phase depends on."""
+    ops = [entry.op for entry in walk.trail if isinstance(entry, PricedOp)]
+    maker = {name: number for number, op in enumerate(ops) for name in op.outputs if name}
+    found: set[int] = set()
+    stack = [(maker[name], turn) for name, turn in sends if name in maker]
+    while stack:
+        number, turn = stack.pop()
+        if turns[number] == turn and number not in found:
+            found.add(number)
+            stack += [(maker[name], turn) for name in ops[number].inputs if name in maker]
+    return found
 
 
 def _turn_of_move(
@@ -359,10 +403,12 @@ def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
 def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
     """Phases without collectives."""
     count = 1 + max(turns.ops, default=-1)
-    found = _Phases([0.0] * count, [0.0] * count, [], [])
-    for time, phase in zip(times, turns.ops, strict=True):
-        found.forward[phase] += time.forward_s
-        found.backward[phase] += time.backward_input_s + time.backward_weight_s
+    forward, backward, beside, beside_back = ([0.0] * count for _ in range(4))
+    found = _Phases(forward, backward, [], [], beside, beside_back)
+    for time, phase, is_beside in zip(times, turns.ops, turns.beside, strict=True):
+        (beside if is_beside else forward)[phase] += time.forward_s
+        back_s = time.backward_input_s + time.backward_weight_s
+        (beside_back if is_beside else backward)[phase] += back_s
         found.dispatch_s += time.forward_dispatch_s
         found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
     return found
@@ -371,6 +417,12 @@ def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
 def _phases(walk: Walk) -> _Phases:
     turns = turns_of(walk)
     found = _computed(walk.times, turns)
+    steps = [entry for entry in walk.trail if isinstance(entry, PricedOp)]
+    for step, turn in zip(steps, turns.ops, strict=True):
+        if step.op.name in walk.travels:
+            # Gradients of experts' weights are made while those of tokens are on their way home.
+            found.backward[turn] -= step.time.backward_weight_s
+            found.beside_back[turn - 1] += step.time.backward_weight_s
     sent = [*_conversions(walk, turns), *_legs(walk, turns)]
     for back, seconds in ((False, found.sent), (True, found.sent_back)):
         for one in sent:
@@ -437,15 +489,20 @@ def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
 
 
 def _half(part: _Phases, job: int, back: bool) -> Iterator[list[Step]]:
-    computed, sent = (part.backward, part.sent_back) if back else (part.forward, part.sent)
-    phases = list(zip_longest(computed, sent, fillvalue=0.0))
+    if back:
+        lists = part.backward, part.sent_back, part.beside_back
+    else:
+        lists = part.forward, part.sent, part.beside
+    phases = list(zip_longest(*lists, fillvalue=0.0))
     steps: list[Step] = []
-    for number, (seconds, sent_s) in enumerate(phases[::-1] if back else phases, job):
+    for number, (seconds, sent_s, beside_s) in enumerate(phases[::-1] if back else phases, job):
         if not back:
             steps.append(run(seconds, ""))
         if sent_s:
             yield [*steps, _start(number, sent_s)]
-            steps = [_wait(number)]
+            steps = [run(beside_s, ""), _wait(number)]
+        else:
+            steps.append(run(beside_s, ""))
         if back:
             steps.append(run(seconds, ""))
     yield steps

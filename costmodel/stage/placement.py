@@ -149,7 +149,7 @@ def _hidden(
         NOTHING
         # Where `saved` says something of its ops, it runs as it is or on halves.
         if isinstance(mode, tuple)
-        and not (halved and tables.blocks.halves(block, layouts[block.pattern], spot))
+        and not (halved and tables.blocks.parts(block, layouts[block.pattern], spot))
         else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
         for block, mode in zip(blocks, modes, strict=True)
     )
@@ -173,7 +173,7 @@ def _over_borders(
 
     def goes_on(index: int) -> bool:
         block = blocks[index]
-        return tables.blocks.halves(block, layouts[block.pattern], spot)
+        return tables.blocks.parts(block, layouts[block.pattern], spot) > 1
 
     for joins, run in groupby(range(len(blocks)), goes_on):
         own = list(run)

@@ -80,7 +80,7 @@ class LeastCosts(RunCosts):
         if not spot.model or not self._may_halve:
             return
         blocks = self.problem.tables.blocks
-        if blocks.halves(block, layout, spot):
+        if blocks.parts(block, layout, spot):
             forward_s, backward_s = blocks.in_halves_s(block, layout, spot)
             yield Hidden(more_forward_s=forward_s, more_backward_s=backward_s)
 

@@ -59,11 +59,10 @@ class HalvesKeeper:
         self, call: Call, halves: Halves, scripts: Sequence[Script], runs: FormRuns
     ) -> None:
         self._call, self._halves = call, halves
-        first, second = (
+        self._halved = tuple(
             _HalfRecording(half.nodes, Recording(call.block, script, runs))
             for half, script in zip(halves.cuts, scripts, strict=True)
         )
-        self._halved = first, second
 
     @property
     def watched(self) -> Watched:
