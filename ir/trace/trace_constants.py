@@ -127,7 +127,8 @@ class KnownValues(TorchFunctionMode):
             if args[0].requires_grad == wanted:
                 return  # as of every tensor that is made while a model is copied
             for module, name in self._own.values():
-                if getattr(module, name) is args[0]:
+                # Asked of the module's own tables: as attributes they would be looked up in Python.
+                if args[0] is module._parameters.get(name) or args[0] is module._buffers.get(name):
                     raise changes_training(f"{name} of {type(module).__name__}", wanted)
 
     def _note(self, made: _Made, flat: list[Any], result: Any) -> None:
