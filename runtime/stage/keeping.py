@@ -128,7 +128,7 @@ class Recording:
 
     def watching(self) -> AbstractContextManager[None]:
         """Inside, autograd is asked for what it would keep."""
-        return saved_tensors_hooks(self._pack, self._unpack)  # type: ignore[return-value]
+        return saved_tensors_hooks(self._pack, self._unpack)
 
     def step(self, node: fx.Node, values: dict[fx.Node, Any]) -> None:
         """Adds what a node makes to the values that it reads."""
