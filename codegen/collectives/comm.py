@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.collectives.line import Alone, GroupLine, Line, RowCounts
+from meshwright.codegen.collectives.line import Alone, GroupLine, Line, TradedRows
 from meshwright.codegen.collectives.lone_shares import ALL, Share, along_dp, times
 from meshwright.codegen.collectives.meter import Meter
 from meshwright.codegen.collectives.primitives import DimShares, begin, run
@@ -250,13 +250,13 @@ class Comm:
         self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
         return received
 
-    def travel(self, rows: Tensor, axis: str, counts: RowCounts, backward: str = "none") -> Tensor:
+    def travel(self, rows: Tensor, axis: str, counts: TradedRows, backward: str = "none") -> Tensor:
         """Rows [sent, ...], in order of the ranks of the axis that they go to, as those that come,
         in order of the ranks that they come from; with `backward` gradients go the other way."""
         apply: Callable[..., Tensor] = _Travel.apply
         return apply(rows, self, axis, counts)
 
-    def begin_travel(self, rows: Tensor, axis: str, counts: RowCounts) -> Callable[[], Tensor]:
+    def begin_travel(self, rows: Tensor, axis: str, counts: TradedRows) -> Callable[[], Tensor]:
         """Starts that, without autograd; what it returns waits for the rows that come."""
         line, kind = self.line(axis), Primitive.ALL_TO_ALL
         self._note(kind, axis, line, rows.nbytes)
@@ -467,7 +467,7 @@ class _Travel(torch.autograd.Function):
     """Rows go out; their gradients come back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, comm: Comm, axis: str, counts: RowCounts) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, comm: Comm, axis: str, counts: TradedRows) -> Tensor:
         ctx.comm, ctx.axis, ctx.counts = comm, axis, counts
         return comm.begin_travel(rows, axis, counts)()
 

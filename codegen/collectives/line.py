@@ -14,15 +14,15 @@ TRAVEL = "travel"
 """The method of `Comm` by which rows go to ranks that the data names."""
 
 
-class RowCounts(NamedTuple):
+class TradedRows(NamedTuple):
     """How many rows a rank sends to each other of a line, and gets from it."""
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
 
-    def back(self) -> "RowCounts":
+    def back(self) -> "TradedRows":
         """Returns those of what goes the other way."""
-        return RowCounts(self.received, self.sent)
+        return TradedRows(self.received, self.sent)
 
 
 class Line(Protocol):
@@ -59,7 +59,7 @@ class Line(Protocol):
 
     def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]: ...
     def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]: ...
-    def begin_rows(self, x: Tensor, counts: RowCounts) -> Callable[[], Tensor]:
+    def begin_rows(self, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
         """Starts to send rows of x, in order of the ranks that they go to; what it returns waits
         for those that come, in order of the ranks that they come from."""
         ...
@@ -90,7 +90,7 @@ class AtOnce:
         result = self.reduce_scatter(x)
         return lambda: result
 
-    def begin_rows(self: Line, x: Tensor, counts: RowCounts) -> Callable[[], Tensor]:
+    def begin_rows(self: Line, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
         parts = list(torch.split_with_sizes(x, counts.sent))
         came = self.all_to_all(parts, [(count, *x.shape[1:]) for count in counts.received])
         result = torch.cat(came)
@@ -184,7 +184,7 @@ class GroupLine:
         started = torch_private.reduce_scatter(_flat(result), _flat(x), self.group)
         return _result(result, started)
 
-    def begin_rows(self, x: Tensor, counts: RowCounts) -> Callable[[], Tensor]:
+    def begin_rows(self, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
         sent, result = x.contiguous(), x.new_empty(sum(counts.received), *x.shape[1:])
         work = dist.all_to_all_single(
             on_wire(result), on_wire(sent), list(counts.received), list(counts.sent),

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from meshwright.codegen.collectives.comm import AxisConversion, Comm
-from meshwright.codegen.collectives.line import TRAVEL, RowCounts
+from meshwright.codegen.collectives.line import TRAVEL, TradedRows
 from meshwright.ir.layout.conversions import COMMUNICATES
 
 _SENDS = COMMUNICATES | {TRAVEL}
@@ -65,9 +65,9 @@ class Moved:
     def _conversion(self, comm: Comm) -> AxisConversion:
         return comm.move(self.method, self.axis, *self.where, **self.more)
 
-    def _counts(self, values: Mapping[str, Any]) -> RowCounts:
+    def _counts(self, values: Mapping[str, Any]) -> TradedRows:
         (counts,) = self.where
-        found: RowCounts = values[counts.name]
+        found: TradedRows = values[counts.name]
         return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.collectives.line import RowCounts
+from meshwright.codegen.collectives.line import TradedRows
 from meshwright.codegen.sharded.later import taking
 from meshwright.ir.graph.experts import Operands
 from meshwright.ir.graph.windows import spans
@@ -40,8 +40,8 @@ class Route(NamedTuple):
     """[rows] of which token each is."""
     places: Tensor
     """[ranks, T] where among the rows the one of a token for a rank is; -1: there is none."""
-    out: RowCounts
-    home: RowCounts
+    out: TradedRows
+    home: TradedRows
 
 
 def find_route(comm: Comm, top_k_index: Tensor, *, axis: str, experts: tuple[int, ...]) -> Route:
@@ -66,13 +66,13 @@ def _owned(index: Tensor, held: Sequence[tuple[int, int]]) -> Tensor:
     return found.scatter_(1, rank, True)[:, : len(held)].T
 
 
-def _told(comm: Comm, axis: str, counts: Tensor) -> RowCounts:
+def _told(comm: Comm, axis: str, counts: Tensor) -> TradedRows:
     ranks = comm.line(axis).size
     told = comm.trade(
         list(torch.split_with_sizes(counts, [1] * ranks)), axis, [(1,)] * ranks, neighbours=False
     )
     sent, received = torch.stack([counts, torch.cat(told)]).tolist()
-    return RowCounts(tuple(sent), tuple(received))
+    return TradedRows(tuple(sent), tuple(received))
 
 
 def rows_out(comm: Comm, x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
