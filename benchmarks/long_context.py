@@ -98,14 +98,15 @@ def useful_flops(graph: Graph) -> float:
     )
 
 
-def row(name: str, seconds: float) -> str:
+def row(name: str, seconds: float, preset: str, count: int) -> str:
     """Returns what is found of a model: a line for ours and one for the other layout."""
     case = CASES[name]
     began = time.process_time()
     graph = traced(case)
     traced_s = time.process_time() - began
-    cluster = Cluster.preset("h100-sxm", num_nodes=case.gpus // 8)
-    peak = cluster.types_of((0,))[0].peak("bfloat16") * case.gpus
+    gpus = count or case.gpus
+    cluster = Cluster.preset(preset, num_nodes=gpus // 8)
+    peak = cluster.types_of((0,))[0].peak("bfloat16") * gpus
     useful, whole = useful_flops(graph), 3.0 * sum(op.flops for op in graph.ops)
 
     def said(pins: tuple[str, ...]) -> tuple[str, float]:
@@ -120,11 +121,11 @@ def row(name: str, seconds: float) -> str:
         took_s, step_s = time.process_time() - started, plan.predicted.step_s
         return (
             f"{name_of(plan)}: {step_s:.2f} s, {useful / peak / step_s:.1%}, "
-            f"{whole / case.gpus / step_s / 1e12:.0f} TFLOP/s a GPU with all scores, "
+            f"{whole / gpus / step_s / 1e12:.0f} TFLOP/s a GPU with all scores, "
             f"searched in {took_s:.1f} s"
         ), step_s
 
-    title = f"{name} on {case.gpus} H100, traced in {traced_s:.1f} s of the processor"
+    title = f"{name} on {gpus} {preset}, traced in {traced_s:.1f} s of the processor"
     return beside(title, said, case.layout, case.source)
 
 

@@ -1,6 +1,6 @@
 """Mixtures of experts at full size: our plan beside the layout that was published for the model.
 
-python -m benchmarks.mixtures [mixtral-8x22b ...] [--seconds 20]
+python -m benchmarks.mixtures [mixtral-8x22b ...] [--seconds 20] [--devices b200:512]
 
 Models are traced without weights. The published layout is asked for by pins: the search completes
 what these leave open, so that it is priced at its best, in the same cost model. Utilisation is of
@@ -34,6 +34,7 @@ from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import search_problem
 
 LENGTH = 4096
+PUBLISHED_ON = "h100-sxm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +161,16 @@ def found(problem: Problem, seconds: float) -> Plan | None:
         return None
 
 
-def row(name: str, seconds: float) -> str:
+def row(name: str, seconds: float, preset: str, count: int) -> str:
     """Returns what is found of a model, in one line and one for what was published."""
     mixture = MIXTURES[name]
     began = time.process_time()
     graph = traced(mixture)
     traced_s = time.process_time() - began
-    cluster = Cluster.preset("h100-sxm", num_nodes=mixture.gpus // 8)
+    gpus = count or mixture.gpus
+    cluster = Cluster.preset(preset, num_nodes=gpus // 8)
     flops = 3 * sum(op.flops for op in graph.ops)
-    peak = cluster.types_of((0,))[0].peak("bfloat16") * mixture.gpus
+    peak = cluster.types_of((0,))[0].peak("bfloat16") * gpus
 
     def said(pins: tuple[str, ...]) -> tuple[str, float]:
         asked = tuple(parse_constraint(pin) for pin in pins)
@@ -181,8 +183,10 @@ def row(name: str, seconds: float) -> str:
         share = flops / peak / step_s
         return f"{name_of(plan)}: {step_s:.2f} s, {share:.1%}, searched in {took_s:.0f} s", step_s
 
-    title = f"{name} on {mixture.gpus} H100, traced in {traced_s:.0f} s"
-    return beside(title, said, mixture.published, mixture.source)
+    title = f"{name} on {gpus} {preset}, traced in {traced_s:.0f} s"
+    # What was published is of the case's own devices.
+    pins = () if count or preset != PUBLISHED_ON else mixture.published
+    return beside(title, said, pins, mixture.source)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
-from torch.fx import Node
+from torch.fx import Node, _lazy_graph_module
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -51,6 +51,14 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatte
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def no_python_of_graphs() -> AbstractContextManager[Any]:
+    """Inside, graphs of torch become Python when somebody calls them, not whenever they change: an
+    export of a model with many layers changes its graph some thirty times, and calls none."""
+    lazily: Any = getattr(_lazy_graph_module, "_use_lazy_graph_module", None)
+    found: AbstractContextManager[Any] = lazily(True) if lazily else nullcontext()
+    return found
 
 
 def is_fake(x: object) -> bool:

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.codegen.collectives.line import TRAVEL
 from meshwright.codegen.lower.lower import lower
+from meshwright.costmodel.block.overlap import _phases
+from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.lines import border_pairs, in_order, side
@@ -36,11 +39,20 @@ from meshwright.testing.spawn import run_ranks
 from tests import dropout_jobs
 from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
+from tests.overlap_plans import machine
 from tests.planner.mixed import mixed
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
-SHARES, PLACED = "shares", "placed"
-"""Of the keys of a choice: samples of each replica, and where experts lie."""
+SHARES, PLACED, STAGE = "shares", "placed", "stage"
+"""Of the keys of a choice: samples of each replica, where experts lie, and what stages say."""
+KEPT = {
+    "model.layers.0": {
+        "mlp.experts/experts": "recompute",
+        "self_attn/add": "recompute",
+        "*": "offload",
+    },
+    "model.layers.1": {"post_attention_layernorm/mul": "recompute"},
+}
 BOTH = ("place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)")
 TURNED = ("place *.experts.* ep=S(0,outer=2)", "place *.experts.* tp=S(0)")
 ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
@@ -52,6 +64,17 @@ ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "experts on tp first": ((*EP2, *TP2), {"zero": 0, PLACED: TURNED, "num_microbatches": 2}),
     "inside cp": ((*CP2, *EP2), {"zero": 3, "num_microbatches": 2}),
     "stages": (EP2, {"pp": 2, "zero": 1, "num_microbatches": 2, "recompute": "full"}),
+    "uneven halves": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2), STAGE: {"overlap": "block"}}),
+    "halves of kept ops": (EP4, {"zero": 2, STAGE: {"overlap": "block", "saved": KEPT}}),
+    "halves that go on": (EP4, {"zero": 3, STAGE: {"overlap": "blocks", "saved": KEPT}}),
+    "single samples": (
+        EP4,
+        {"num_microbatches": 2, "zero": 2, STAGE: {"overlap": "blocks", "saved": KEPT}},
+    ),
+    "halves on tp, too": (
+        (*EP2, *TP2),
+        {"zero": 1, PLACED: BOTH, "recompute": "full", STAGE: {"overlap": "blocks"}},
+    ),
 }
 ON_EIGHT = {
     "cp and tp": ((*CP2, *EP2, *TP2), {"zero": 2}),
@@ -68,7 +91,7 @@ def traced() -> Graph:
 
 def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
     graph = traced()
-    said = {n: value for n, value in choice.items() if n not in (SHARES, PLACED)}
+    said = {n: value for n, value in choice.items() if n not in (SHARES, PLACED, STAGE)}
     problem = make_problem(
         graph, Cluster.local(world), precision="fp64", optimizer="adam",
         constraints=choice.get(PLACED, ()),
@@ -81,9 +104,12 @@ def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
     chosen = uniform_choice(problem, model=mesh, **said)
     shares = choice.get(SHARES, ())
     chosen = replace(chosen, stages=tuple(replace(s, shares=shares) for s in chosen.stages))
-    return build_plan(problem, chosen, predict=False)
+    plan = build_plan(problem, chosen, predict=False)
+    stages = tuple(replace(stage, **choice.get(STAGE, {})) for stage in plan.stages)
+    return replace(plan, stages=stages)
 
 
+@pytest.mark.filterwarnings("ignore:offload on cpu")
 @pytest.mark.parametrize(("world", "plans"), [(4, ON_FOUR), (8, ON_EIGHT)])
 def test_training_is_that_of_one_process(
     world: int, plans: dict[str, tuple[ModelMesh, dict[str, Any]]]
@@ -101,6 +127,36 @@ def test_training_is_that_of_one_process(
     found = check_each_equal(CASES["mixtral"], [(plan, traced()) for plan in made.values()])
     for name, difference in zip(made, found, strict=True):
         assert difference.worst_of_both <= 1e-9, f"{name}: {difference}"
+
+
+def test_one_half_computes_while_tokens_of_the_other_travel() -> None:
+    """As it is run, and as it is priced: tokens go out on one axis after the other, and come home
+    the other way round. Nothing of a block in which samples are moved is cut."""
+    plan = _plan(4, *ON_FOUR["halves on tp, too"])
+    (program,) = lower(traced(), plan, 0)
+    halves = program.calls[1].code.halves
+    assert halves and halves.samples == (2, 2)
+    phases = halves.cuts[0].phases
+    moves = [[m for m in phase.moves if m.method == TRAVEL] for phase in phases]
+    tokens = [[(m.axis, m.sends_backward) for m in found] for found in moves if found]
+    out = [[(axis, True), (axis, False), (axis, True)] for axis in ("ep", "tp")]
+    assert tokens == [*out, [("tp", True)], [("ep", True)]]  # what was picked has no gradient
+    assert [call.code.halves is not None for call in program.calls] == [False, True, True, False]
+    problem = make_problem(traced(), machine(4), precision="fp64", optimizer="adam")
+    costs = stage_costs(problem.tables, plan, 0)
+    block = traced().blocks[1]
+    layout = plan.layout(plan.stages[0].layouts[block.pattern])
+    walk = problem.tables.blocks.walk(block, layout, costs.spot)
+    (legs,) = walk.travels.values()
+    assert [leg.axis for leg in legs] == ["ep", "tp"]
+    priced = [seconds > 0 for seconds in _phases(walk).sent]
+    run = [any(m.sends_forward for m in phase.moves) for phase in phases[1:]]
+    assert priced == run[: len(priced)] and not any(run[len(priced) :])
+    assert problem.tables.blocks.parts(block, layout, costs.spot) == 2
+    cost = problem.tables.blocks.cost(block, layout, costs.spot)
+    hidden = problem.tables.blocks.hidden(block, layout, costs.spot, "block")
+    assert 0 < hidden.forward_s < cost.comm_forward_s
+    assert 0 < hidden.backward_s < cost.comm_backward_s
 
 
 def test_clipping_checkpoints_and_batches_in_parts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.collectives.line import Alone, GroupLine, Line
+from meshwright.codegen.collectives.line import Alone, GroupLine, Line, TradedRows
 from meshwright.codegen.collectives.lone_shares import ALL, Share, along_dp, times
 from meshwright.codegen.collectives.meter import Meter
 from meshwright.codegen.collectives.primitives import DimShares, begin, run
@@ -250,6 +250,30 @@ class Comm:
         self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
         return received
 
+    def travel(self, rows: Tensor, axis: str, counts: TradedRows, backward: str = "none") -> Tensor:
+        """Rows [sent, ...], in order of the ranks of the axis that they go to, as those that come,
+        in order of the ranks that they come from; with `backward` gradients go the other way."""
+        apply: Callable[..., Tensor] = _Travel.apply
+        return apply(rows, self, axis, counts)
+
+    def begin_travel(self, rows: Tensor, axis: str, counts: TradedRows) -> Callable[[], Tensor]:
+        """Starts that, without autograd; what it returns waits for the rows that come."""
+        line, kind = self.line(axis), Primitive.ALL_TO_ALL
+        self._note(kind, axis, line, rows.nbytes)
+        start = None if self.meter is None else self.meter.mark()
+        arrive = line.begin_rows(rows, counts)
+        if self.meter is None:
+            return arrive
+
+        def wait() -> Tensor:
+            assert self.meter is not None
+            blocked = self.meter.mark()
+            came = arrive()
+            self._met(kind, axis, line, rows.nbytes * line.size, start, blocked)
+            return came
+
+        return wait
+
     def _part(
         self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0,
         zigzag: int = False,
@@ -437,3 +461,17 @@ class _Convert(torch.autograd.Function):
             move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
         )
         return times(gradient, move.gradient_share), None, None
+
+
+class _Travel(torch.autograd.Function):
+    """Rows go out; their gradients come back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, comm: Comm, axis: str, counts: TradedRows) -> Tensor:
+        ctx.comm, ctx.axis, ctx.counts = comm, axis, counts
+        return comm.begin_travel(rows, axis, counts)()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        came = ctx.comm.begin_travel(gradients[0], ctx.axis, ctx.counts.back())
+        return came(), None, None, None

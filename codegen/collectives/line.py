@@ -1,7 +1,7 @@
 """One line of ranks along a mesh axis, and the few messages that everything is built from."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,20 @@ from torch import Tensor
 
 from meshwright.ir import torch_private
 from meshwright.ir.comm.p2p_collectives import Waitable
+
+TRAVEL = "travel"
+"""The method of `Comm` by which rows go to ranks that the data names."""
+
+
+class TradedRows(NamedTuple):
+    """How many rows a rank sends to each other of a line, and gets from it."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    def back(self) -> "TradedRows":
+        """Returns those of what goes the other way."""
+        return TradedRows(self.received, self.sent)
 
 
 class Line(Protocol):
@@ -45,6 +59,10 @@ class Line(Protocol):
 
     def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]: ...
     def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]: ...
+    def begin_rows(self, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
+        """Starts to send rows of x, in order of the ranks that they go to; what it returns waits
+        for those that come, in order of the ranks that they come from."""
+        ...
 
 
 def on_wire(x: Tensor) -> Tensor:
@@ -70,6 +88,12 @@ class AtOnce:
 
     def begin_reduce_scatter(self: Line, x: Tensor) -> Callable[[], Tensor]:
         result = self.reduce_scatter(x)
+        return lambda: result
+
+    def begin_rows(self: Line, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
+        parts = list(torch.split_with_sizes(x, counts.sent))
+        came = self.all_to_all(parts, [(count, *x.shape[1:]) for count in counts.received])
+        result = torch.cat(came)
         return lambda: result
 
 
@@ -159,6 +183,20 @@ class GroupLine:
         result = x.new_empty(x.shape[1:])
         started = torch_private.reduce_scatter(_flat(result), _flat(x), self.group)
         return _result(result, started)
+
+    def begin_rows(self, x: Tensor, counts: TradedRows) -> Callable[[], Tensor]:
+        sent, result = x.contiguous(), x.new_empty(sum(counts.received), *x.shape[1:])
+        work = dist.all_to_all_single(
+            on_wire(result), on_wire(sent), list(counts.received), list(counts.sent),
+            group=self.group, async_op=True,
+        )  # fmt: skip
+
+        def wait(_: Tensor = sent) -> Tensor:
+            """Wait with what is sent held until then."""
+            work.wait()
+            return result
+
+        return wait
 
 
 def _flat(x: Tensor) -> Tensor:

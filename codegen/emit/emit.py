@@ -13,7 +13,7 @@ from meshwright.codegen.lower.program import BlockCode, Call, StageProgram
 from meshwright.codegen.lower.stage_context import Where
 from meshwright.codegen.passes.compiled import Region
 from meshwright.codegen.passes.halves import Halves
-from meshwright.codegen.passes.segments import Phases
+from meshwright.codegen.passes.segments import Phases, PhaseValue
 from meshwright.codegen.sharded.sharded import FUNCTIONS
 from meshwright.ir.text.plain_text import comment, docstring, quoted
 from meshwright.ir.torch_private import OpOverload
@@ -119,6 +119,8 @@ def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
         texts.append(_defined(f"{name}_half{number}", given, says, list(_half_lines(cut, name))))
         for phase in cut.phases[number - 1 :]:
             parted += _regions(phase.code, name, code.pattern)
+            if phase.beside:
+                parted += _regions(phase.beside.code, name, code.pattern)
         parts = [f"{x}[{number - 1}]" if d is not None else x
                  for x, d in zip(inputs, halves.splits, strict=True)]  # fmt: skip
         calls.append(f"{name}_half{number}({', '.join([*given[: -len(inputs)], *parts])})")
@@ -142,6 +144,10 @@ def _half_lines(cut: Phases, name: str) -> Iterator[str]:
             yield f"{moved.made} = comm.{moved.method}({moved.source}{where})"
         if any(moved.sends_forward for moved in phase.moves):
             yield "yield"
+        if phase.beside:
+            if phase.moves:
+                yield "# Beside what has begun:"
+            yield from _lines(list(phase.beside.code.graph.nodes), name)
     yield f"return ({', '.join(cut.results)},)"
 
 
@@ -213,7 +219,7 @@ def _callable(target: object) -> str:
 
 def _text(arg: object) -> str:
     match arg:
-        case fx.Node():
+        case fx.Node() | PhaseValue():
             return arg.name
         case list() | tuple():
             items = ", ".join(map(_text, arg))

@@ -28,7 +28,7 @@ from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.samples import sample_axes
 from meshwright.ir.plan.bag_problems import bag_problems
 from meshwright.ir.plan.parameters import stage_for, views_of
-from meshwright.ir.plan.plan import Plan, param_key
+from meshwright.ir.plan.plan import HALVING, Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
 
 
@@ -110,14 +110,13 @@ def _calls(
         ))  # fmt: skip
         if key not in codes:
             code = _code(at, block, known, stored, outputs)
-            if not stage.keeping(block):
-                code = _overlapped(at, block, known, stored, outputs, code)
+            code = _overlapped(at, block, known, stored, outputs, code)
             if taps:
                 tap(code.module, len(block.params))
             codes[key] = compiled(code) if stage.compile else code
         known |= dict(zip(block.outputs, outputs, strict=True))
-        halved = codes[key].halves is not None and goes_on
-        follows = halved and bool(calls) and calls[-1].code.halves is not None
+        halved = goes_on and _in_two(codes[key])
+        follows = halved and bool(calls) and _in_two(calls[-1].code)
         calls.append(
             Call(
                 block.name, codes[key], block.params, block.inputs, block.outputs,
@@ -125,6 +124,10 @@ def _calls(
             )
         )  # fmt: skip
     return tuple(calls)
+
+
+def _in_two(code: BlockCode) -> bool:
+    return code.halves is not None and len(code.halves.cuts) > 1
 
 
 def _some_rows(at: Where, block: Block) -> Mapping[str, str]:
@@ -199,12 +202,14 @@ def _overlapped(
     level = at.plan.stages[at.stage].overlap
     if level == "none":
         return code
-    if level in ("block", "blocks"):
+    if level in HALVING:
         halves = in_halves(at, block, known, outputs, lambda there: _code(
             there, block, known, stored, outputs
         ).module)  # fmt: skip
         if halves:
             return replace(code, halves=halves)
+    if at.plan.stages[at.stage].keeping(block):
+        return code  # ops that are kept or made again one by one are no parts of a call
     if level != "gradients":
         split_rows(code.module)
     overlap_gradients(code.module)

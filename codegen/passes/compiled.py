@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from meshwright.codegen.lower.program import BlockCode
 from meshwright.codegen.passes.halves import Halves
-from meshwright.codegen.passes.segments import Phases
+from meshwright.codegen.passes.segments import Phase, Phases
 from meshwright.ir.torch_private import OpOverload, is_watched
 
 BACKEND = "inductor"
@@ -57,16 +57,18 @@ def compiled(code: BlockCode) -> BlockCode:
 
 
 def _halves(halves: Halves) -> Halves:
-    first, second = (_cut(cut, number) for number, cut in enumerate(halves.cuts, 1))
-    return replace(halves, cuts=(first, second))
+    cuts = (_cut(cut, number) for number, cut in enumerate(halves.cuts, 1))
+    return replace(halves, cuts=tuple(cuts))
 
 
 def _cut(cut: Phases, half: int) -> Phases:
-    phases = (
-        replace(phase, code=in_regions(phase.code, f"half{half}_{number}_part"))
-        for number, phase in enumerate(cut.phases)
-    )
+    phases = (_phase(phase, f"half{half}_{number}") for number, phase in enumerate(cut.phases))
     return replace(cut, phases=tuple(phases))
+
+
+def _phase(phase: Phase, name: str) -> Phase:
+    beside = phase.beside and _phase(phase.beside, f"{name}_beside")
+    return replace(phase, code=in_regions(phase.code, f"{name}_part"), beside=beside)
 
 
 def in_regions(module: fx.GraphModule, name: str) -> fx.GraphModule:

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from torch import fx
 
 from meshwright.codegen.lower.stage_context import Where
 from meshwright.codegen.passes.halves import Halves
 from meshwright.codegen.passes.segments import Phases, cut
+from meshwright.codegen.passes.travelling import step_by_step
 from meshwright.ir.graph.graph import Block
-from meshwright.ir.layout.layout import Axis, Layout, R, Replicate, Shard
+from meshwright.ir.layout.layout import Axis, Layout
+from meshwright.ir.layout.samples import halved_dim
+from meshwright.ir.plan.sampled import sampled_axes
 from meshwright.ir.trace.halving import has_apart
 
 
@@ -20,20 +24,52 @@ def in_halves(
     outputs: Sequence[Layout],
     module: Callable[[Where], fx.GraphModule],
 ) -> Halves | None:
-    """The block on halves that differ by one sample at most; None where its samples depend on each
-    other, or nothing of a half could be beside a collective of the other.
+    """The block on halves that differ by one sample of a rank at most; on all samples together
+    where these depend on each other, or there is one, and tokens travel; None where nothing could
+    be beside a collective.
 
     `module`: its code where a rank has other samples.
     """
-    own = at.axes["dp"].shares[at.coordinates["dp"]] if at.axes["dp"].shares else 0
-    splits = [_samples_dim(known[name]) for name in block.inputs]
-    joins = [_samples_dim(layout) for layout in outputs]
-    if own < 2 or -1 in splits or any(dim in (-1, None) for dim in joins):
+    if halves := _cut_in_two(at, block, known, outputs, module):
+        return halves
+    together = module(at)
+    if not step_by_step(together):
+        return None
+    found = cut(together, len(block.params))
+    shares = at.axes["dp"].shares
+    count = shares[at.coordinates["dp"]] if shares else 0
+    if not _is_worth(found):
+        return None
+    none, joins = (None,) * len(block.inputs), (0,) * len(outputs)
+    return Halves((found,), (count,), len(block.params), none, joins)
+
+
+def _cut_in_two(
+    at: Where,
+    block: Block,
+    known: Mapping[str, Layout],
+    outputs: Sequence[Layout],
+    module: Callable[[Where], fx.GraphModule],
+) -> Halves | None:
+    layout = at.layout(block.pattern)
+    own = sampled_axes(layout) if layout else ()
+    ranks = prod([at.axes[axis].size for axis in own])
+    shares = at.axes["dp"].shares
+    count = shares[at.coordinates["dp"]] // ranks if shares else 0
+    splits = [halved_dim(known[name], own) for name in block.inputs]
+    joins = [halved_dim(layout, own) for layout in outputs]
+    if count < 2 or -1 in splits or any(dim in (-1, None) for dim in joins):
         return None
     if not has_apart(at.graph, block):
         return None
-    samples = own - own // 2, own // 2
-    cuts = [cut(module(_with_samples(at, n)), len(block.params)) for n in samples]
+    samples = count - count // 2, count // 2
+    halves = [_with_samples(at, n * ranks) for n in samples]
+    modules = [module(half) for half in halves]
+    if own and not _is_apart(at, block, own, halves[0], modules[0], module):
+        return None
+    for each in modules:
+        step_by_step(each)
+    cuts = [cut(each, len(block.params)) for each in modules]
     if not _is_worth(cuts[0]) or not _alike(*cuts):
         return None
     return Halves(
@@ -42,21 +78,30 @@ def in_halves(
     )  # fmt: skip
 
 
+def _is_apart(
+    at: Where,
+    block: Block,
+    own: Sequence[str],
+    half: Where,
+    made: fx.GraphModule,
+    module: Callable[[Where], fx.GraphModule],
+) -> bool:
+    """Whether a rank with samples of its own may take half of them: its code is that of any rank
+    along these axes, so that nothing counts samples, and nothing but tokens is moved there. (The
+    halves of ranks are not the runs of samples that they would have of half a micro-batch.)"""
+    params = set(list(made.graph.nodes)[1 : 1 + len(block.params)])
+    moves = [n for n in made.graph.nodes if n.op == "call_method"]
+    if any(n.args[2] in own and n.args[1] not in params for n in moves):
+        return False
+    elsewhere = {axis: (at.coordinates[axis] + 1) % at.axes[axis].size for axis in own}
+    other = module(replace(half, coordinates={**at.coordinates, **elsewhere}))
+    return str(made.graph) == str(other.graph)
+
+
 def _with_samples(at: Where, samples: int) -> Where:
     line = at.axes["dp"]
     shares = tuple(samples if i == at.coordinates["dp"] else n for i, n in enumerate(line.shares))
     return replace(at, axes={**at.axes, "dp": Axis(line.size, shares, line.whole)})
-
-
-def _samples_dim(layout: Layout) -> int | None:
-    """The dim with the samples; None if there are none in it, -1 if they cannot be cut."""
-    data = layout.get("dp", R)
-    if isinstance(data, Replicate):
-        return None
-    others = [p for axis, p in layout.items() if axis != "dp" and isinstance(p, Shard)]
-    if not isinstance(data, Shard) or data.outer > 1 or any(p.dim == data.dim for p in others):
-        return -1
-    return data.dim
 
 
 def _is_worth(found: Phases) -> bool:

@@ -14,7 +14,13 @@ from meshwright.codegen.collectives.products import columns, rows
 from meshwright.codegen.sharded.dropout import dropout, gelu_dropout, seeded
 from meshwright.codegen.sharded.halo import windowed
 from meshwright.codegen.sharded.noise import drop, each_sample, noise, random_slope
-from meshwright.codegen.sharded.routing import routed_experts
+from meshwright.codegen.sharded.routing import (
+    experts_here,
+    find_route,
+    routed_experts,
+    rows_home,
+    rows_out,
+)
 from meshwright.codegen.sharded.statistics import batch_norm
 from meshwright.codegen.sharded.vocabulary import cross_entropy_total, linear_cross_entropy
 from meshwright.ir.kernels import load
@@ -234,6 +240,10 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.index": index,
     "sharded.experts": experts,
     "sharded.routed_experts": routed_experts,
+    "sharded.find_route": find_route,
+    "sharded.rows_out": rows_out,
+    "sharded.experts_here": experts_here,
+    "sharded.rows_home": rows_home,
     "sharded.ring_attention": ring_attention,
     "sharded.windowed_attention": windowed_attention,
     "sharded.windowed": windowed,

@@ -38,6 +38,7 @@ from meshwright.ir.layout.layout import Axis
 from meshwright.ir.placed.spots import LaidBlock
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.plan.plan import Overlap as OverlapLevel
+from meshwright.ir.plan.sampled import sampled_axes
 from meshwright.ir.profile.profile import BlockRecord, Profile
 from meshwright.ir.styles import Style
 
@@ -98,9 +99,12 @@ def _walk_key(block: Block, layout_key: str, spot: BlockSpot) -> _WalkKey:
     return block.name, layout_key, spot.model, spot.dp > 1
 
 
-def _halves_of(spot: BlockSpot) -> list[BlockSpot]:
-    less = spot.samples // 2
-    return [replace(spot, samples=n) for n in (spot.samples - less, less)]
+def _halves_of(spot: BlockSpot, ranks: int, parts: int) -> list[BlockSpot]:
+    """Of a replica of which so many ranks have samples of their own; itself, of one part."""
+    if parts < 2:
+        return [spot]
+    each = spot.samples // ranks
+    return [replace(spot, samples=n * ranks) for n in (each - each // 2, each // 2)]
 
 
 def on_data_alone(layout: BlockLayout) -> BlockLayout:
@@ -144,8 +148,10 @@ class BlockCosts:
         self._hidden: dict[tuple[_Kind, BlockSpot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._routing: dict[_Id, Hidden] = {}
-        self._halvable: dict[_Axes, bool] = {}
-        """Blocks, if they have several samples."""
+        self._sampled: dict[str, tuple[str, ...]] = {}
+        """Layout -> the axes that split samples as dp does."""
+        self._halvable: dict[_Axes, tuple[bool, bool]] = {}
+        """Whether blocks run on halves, if they have several samples, or on all together."""
         self._times: dict[tuple[object, ...], list[OpTime]] = {}
         self._turns: dict[_Axes, WalkTurns] = {}
         self._computing: dict[_Id, Computing] = {}
@@ -223,7 +229,7 @@ class BlockCosts:
         """What goes on beside other work if the stage asks for it."""
         # What goes on into the next block is for a run of them to say (`chained`).
         level: OverlapLevel = "block" if overlap == "blocks" else overlap
-        if level == "block" and not self.halves(block, layout, spot):
+        if level == "block" and not self.parts(block, layout, spot):
             level = "linear"
         at = (*self._id(block, layout, spot), level)
         if at not in self._hidden:
@@ -261,15 +267,34 @@ class BlockCosts:
             self._chains[at] = chained([walks[k][0] for k in at], [walks[k][1:] for k in at])
         return self._chains[at]
 
-    def halves(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
-        """Whether the block runs on halves of its samples where that is asked for."""
-        if spot.samples < 2:
-            return False
+    def parts(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> int:
+        """On how many parts of its samples the block runs where something is to go on beside its
+        messages: 2 for halves; 1 for all together, where tokens travel; 0: it runs as it is."""
         axes = self._axes(block, layout, spot)
         if axes not in self._halvable:
+            walk = self._any_walk(block, layout, spot)
             can = can_halve(self._facts.graph, block, layout)
-            self._halvable[axes] = can and is_worth(self._any_walk(block, layout, spot))
-        return self._halvable[axes]
+            can = can and is_worth(walk, self._sampled_axes(layout))
+            self._halvable[axes] = can, bool(walk.travels) and is_worth(walk)
+        in_two, together = self._halvable[axes]
+        if in_two and spot.samples >= 2 * self._ranks_apart(layout, spot):
+            return 2
+        return int(together)
+
+    def _sampled_axes(self, layout: BlockLayout) -> tuple[str, ...]:
+        key = self.layout_key(layout)
+        if key not in self._sampled:
+            self._sampled[key] = sampled_axes(layout)
+        return self._sampled[key]
+
+    def _parts_of(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[BlockSpot]:
+        parts = self.parts(block, layout, spot)
+        return _halves_of(spot, self._ranks_apart(layout, spot), parts)
+
+    def _ranks_apart(self, layout: BlockLayout, spot: BlockSpot) -> int:
+        """Ranks of a replica that have samples of their own."""
+        axes = self._sampled_axes(layout)
+        return prod([size for axis, size in spot.model if axis in axes])
 
     def in_halves_s(
         self, block: Block, layout: BlockLayout, spot: BlockSpot
@@ -277,7 +302,9 @@ class BlockCosts:
         """What its computing takes more on halves of its samples, forward and back; below 0 where
         it takes less. Quicker than `hidden`, which has it too."""
         whole = self._computing_of(block, layout, spot)
-        halves = [self._computing_of(block, layout, half) for half in _halves_of(spot)]
+        halves = [
+            self._computing_of(block, layout, half) for half in self._parts_of(block, layout, spot)
+        ]
         return in_halves_s(whole, halves, self._devices[spot.device])
 
     def _computing_of(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Computing:
@@ -293,7 +320,7 @@ class BlockCosts:
         return self._computing[at]
 
     def _halved(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[Walk]:
-        return [self.walk(block, layout, half) for half in _halves_of(spot)]
+        return [self.walk(block, layout, half) for half in self._parts_of(block, layout, spot)]
 
     def _overlapped(
         self, block: Block, layout: BlockLayout, spot: BlockSpot, overlap: OverlapLevel

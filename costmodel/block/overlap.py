@@ -4,9 +4,9 @@ It follows `codegen.collectives.products` and `codegen.passes.halves`: the same 
 turns, played with the collectives of model axes on a channel of their own.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product, zip_longest
 from math import ceil
 from typing import NamedTuple
 
@@ -18,10 +18,16 @@ from meshwright.costmodel.ops.op_classes import op_name
 from meshwright.costmodel.ops.overheads import CPU_TURNS
 from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.ir.cluster.device import DeviceType
-from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op
+from meshwright.ir.graph.noise import is_random
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.rules import given
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
-from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.layout.layout import parse_placement
+from meshwright.ir.layout.op_messages import Leg
+from meshwright.ir.layout.samples import halved_dim
 from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.plan.sampled import sampled_axes
 from meshwright.ir.trace.halving import has_apart
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm"})
@@ -43,13 +49,16 @@ class Hidden:
     """Seconds times relative error, of what kernels save."""
     again_s: float | None = None
     """Of the collectives of a forward that is made again; None: as in the forward."""
+    between_forward_s: float = 0.0
+    """Of what is hidden, on links between nodes: what else is on its way there waits for it."""
+    between_backward_s: float = 0.0
 
     def unhidden(self) -> "Hidden":
         """The same where nothing hides."""
         again_s = None if self.again_s is None else min(0.0, self.again_s)
         return replace(
             self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s),
-            again_s=again_s,
+            again_s=again_s, between_forward_s=0.0, between_backward_s=0.0,
         )  # fmt: skip
 
     @property
@@ -168,10 +177,12 @@ class Computing(NamedTuple):
 
 class WalkTurns(NamedTuple):
     """How many collectives, one after the other, come before each op and each conversion of a walk;
-    -1 for a conversion for which nobody waits."""
+    -1 for a conversion for which nobody waits. To experts, their tokens have travelled then."""
 
     ops: tuple[int, ...]
     moves: tuple[int, ...]
+    beside: tuple[bool, ...]
+    """Of each op: nothing that is sent after its phase depends on it."""
 
 
 @dataclass(slots=True)
@@ -182,30 +193,54 @@ class _Phases:
     backward: list[float]
     sent: list[float]
     sent_back: list[float]
+    beside: list[float] = field(default_factory=list)
+    """What can go on while that is sent."""
+    beside_back: list[float] = field(default_factory=list)
     dispatch_s: float = 0.0
     dispatch_back_s: float = 0.0
+    between: float = 0.0
+    """Share of what is sent that goes between nodes."""
+    between_back: float = 0.0
+
+    @property
+    def lists(self) -> tuple[list[float], ...]:
+        """By phase."""
+        return (self.forward, self.backward, self.sent, self.sent_back, self.beside,
+                self.beside_back)  # fmt: skip
+
+    @property
+    def forward_s(self) -> float:
+        """Of kernels."""
+        return sum(self.forward) + sum(self.beside)
+
+    @property
+    def backward_s(self) -> float:
+        """Of kernels."""
+        return sum(self.backward) + sum(self.beside_back)
 
     @property
     def computing(self) -> Computing:
         return Computing(
-            max(sum(self.forward), self.dispatch_s), max(sum(self.backward), self.dispatch_back_s)
+            max(self.forward_s, self.dispatch_s), max(self.backward_s, self.dispatch_back_s)
         )
 
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout) -> bool:
     """Whether a block may run on halves of its samples, as `codegen.passes.piped` decides."""
-    apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
-    apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
-    return apart and has_apart(graph, block)
+    own = sampled_axes(layout)
+    entries, exits = (
+        [halved_dim({axis: parse_placement(text) for axis, text in placed.items()}, own)
+         for placed in border] for border in (layout.inputs, layout.outputs)
+    )  # fmt: skip
+    apart = -1 not in entries and all(dim not in (-1, None) for dim in exits)
+    # What is drawn is drawn by the number of a sample, which halves of ranks do not know.
+    known = not own or not any(map(_draws, graph.block_ops(block)))
+    return apart and known and has_apart(graph, block)
 
 
-def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
-    found = {axis: parse_placement(text) for axis, text in placed.items()}
-    data = found.pop("dp", None)
-    if not isinstance(data, Shard):
-        return not needed
-    dims = [p.dim for p in found.values() if isinstance(p, Shard)]
-    return data.outer == 1 and data.dim not in dims
+def _draws(op: Op) -> bool:
+    """Whether it draws numbers; attention does if something is dropped there."""
+    return is_random(operator(op.target)) and bool(given(op, "dropout_p", 1.0))
 
 
 def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
@@ -221,19 +256,23 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     whole = [known[id(walk)] for walk in walks]
     parts = [[known[id(half)] for half in pair] for pair in halves]
     slow = slowing(walks[0], *(move for walk in single.values() for move in _moves(walk)))
-    lines = [_in_a_row([pair[half] for pair in parts]) for half in (0, 1)]
+    lines = [_in_a_row(line) for line in zip(*parts, strict=True)]
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
     sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
     device = walks[0].site.device
-    return tuple(
-        Hidden(
-            forward_s * _share(sum(one.sent), sent[0]),
-            backward_s * _share(sum(one.sent_back), sent[1]),
-            *in_halves_s(one.computing, [p.computing for p in pair], device),
-        )
-        for one, pair in zip(whole, parts, strict=True)
-    )
+    found = []
+    for one, pair in zip(whole, parts, strict=True):
+        own_s = forward_s * _share(sum(one.sent), sent[0])
+        back_s = backward_s * _share(sum(one.sent_back), sent[1])
+        more_s, more_back_s = in_halves_s(one.computing, [p.computing for p in pair], device)
+        found.append(
+            Hidden(
+                own_s, back_s, more_s, more_back_s, between_forward_s=max(0.0, own_s) * one.between,
+                between_backward_s=max(0.0, back_s) * one.between_back,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def in_halves_s(
@@ -252,22 +291,25 @@ def _moves(walk: Walk) -> list[PricedMove]:
     return [m for m in walk.trail if isinstance(m, PricedMove) and not _of_params(walk, m)]
 
 
-def is_worth(walk: Walk) -> bool:
-    """Whether a block waits for collectives of model axes, and for none of `dp`: as
+def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
+    """Whether a block waits for collectives of model axes, and for none of `dp`, and nothing but
+    tokens is moved on the axes of `own`, whose ranks have samples of their own: as
     `codegen.passes.piped` decides."""
-    sent = [
-        move
+    moved = [
+        (move, {move.conversion.forward, move.conversion.backward})
         for move in _moves(walk)
         if move.size > 1
-        and not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
     ]
-    return bool(sent) and all(move.axis != "dp" for move in sent)
+    if any(move.axis in own and kinds != {Primitive.IDENTITY} for move, kinds in moved):
+        return False
+    sent = [move for move, kinds in moved if not COMMUNICATES.isdisjoint(kinds)]
+    return bool(sent or walk.travels) and all(move.axis != "dp" for move in sent)
 
 
 def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
     """Of collectives that take `sent_s` where nothing is beside them."""
     took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
-    return sent_s - (took_s - sum(sum(p.backward if back else p.forward) for p in lines))
+    return sent_s - (took_s - sum(p.backward_s if back else p.forward_s for p in lines))
 
 
 def _share(part: float, whole: float) -> float:
@@ -278,11 +320,9 @@ def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
     """The phases of one block after those of another."""
     found = _Phases([], [], [], [])
     for part in parts:
-        lists = [part.forward, part.backward, part.sent, part.sent_back]
+        lists = part.lists
         length = max(map(len, lists))
-        for own, more in zip(
-            (found.forward, found.backward, found.sent, found.sent_back), lists, strict=True
-        ):
+        for own, more in zip(found.lists, lists, strict=True):
             own += [*more, *[0.0] * (length - len(more))]
     return found
 
@@ -296,12 +336,37 @@ def turns_of(walk: Walk) -> WalkTurns:
     base: dict[str, int] = {}
     moved: dict[tuple[str, str, object], int] = {}
     ops, moves = [], []
+    sends: list[tuple[str, int]] = []
     for entry in walk.trail:
         if isinstance(entry, PricedMove):
             moves.append(_turn_of_move(walk, entry, base, moved))
-        else:
-            ops.append(_turn_of_op(entry, base, moved))
-    return WalkTurns(tuple(ops), tuple(moves))
+            sends += [(entry.name, moves[-1])] if moves[-1] >= 0 else []
+            continue
+        legs = len(walk.travels.get(entry.op.name, ()))
+        ops.append(_turn_of_op(entry, base, moved, legs))
+        if legs:
+            sends += [(name, ops[-1] - legs) for name in entry.op.inputs[:3]]
+            sends += [(name, ops[-1]) for name in entry.op.outputs]
+    ahead = _ahead(walk, ops, sends)
+    last = max(ops, default=0)
+    sending = {turn for _, turn in sends}
+    beside = (n not in ahead and turn in sending and 0 <= turn <= last
+              for n, turn in enumerate(ops))  # fmt: skip
+    return WalkTurns(tuple(ops), tuple(moves), tuple(beside))
+
+
+def _ahead(walk: Walk, turns: Sequence[int], sends: Sequence[tuple[str, int]]) -> set[int]:
+    """The ops that what is sent after their own phase depends on."""
+    ops = [entry.op for entry in walk.trail if isinstance(entry, PricedOp)]
+    maker = {name: number for number, op in enumerate(ops) for name in op.outputs if name}
+    found: set[int] = set()
+    stack = [(maker[name], turn) for name, turn in sends if name in maker]
+    while stack:
+        number, turn = stack.pop()
+        if turns[number] == turn and number not in found:
+            found.add(number)
+            stack += [(maker[name], turn) for name in ops[number].inputs if name in maker]
+    return found
 
 
 def _turn_of_move(
@@ -317,16 +382,17 @@ def _turn_of_move(
 
 
 def _turn_of_op(
-    step: PricedOp, base: dict[str, int], moved: dict[tuple[str, str, object], int]
+    step: PricedOp, base: dict[str, int], moved: dict[tuple[str, str, object], int], legs: int
 ) -> int:
+    """`legs`: on how many axes its tokens travel, out before it and home after it."""
     phase = 0
     for index, name in enumerate(step.op.inputs):
         phase = max(phase, base.get(name, 0))
         for axis, strategy in step.strategies.items():
             if index < len(strategy.inputs):
                 phase = max(phase, moved.get((name, axis, strategy.inputs[index]), 0))
-    base.update(dict.fromkeys(step.op.outputs, phase))
-    return phase
+    base.update(dict.fromkeys(step.op.outputs, phase + 2 * legs))
+    return phase + legs
 
 
 def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
@@ -337,10 +403,12 @@ def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
 def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
     """Phases without collectives."""
     count = 1 + max(turns.ops, default=-1)
-    found = _Phases([0.0] * count, [0.0] * count, [], [])
-    for time, phase in zip(times, turns.ops, strict=True):
-        found.forward[phase] += time.forward_s
-        found.backward[phase] += time.backward_input_s + time.backward_weight_s
+    forward, backward, beside, beside_back = ([0.0] * count for _ in range(4))
+    found = _Phases(forward, backward, [], [], beside, beside_back)
+    for time, phase, is_beside in zip(times, turns.ops, turns.beside, strict=True):
+        (beside if is_beside else forward)[phase] += time.forward_s
+        back_s = time.backward_input_s + time.backward_weight_s
+        (beside_back if is_beside else backward)[phase] += back_s
         found.dispatch_s += time.forward_dispatch_s
         found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
     return found
@@ -349,15 +417,58 @@ def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
 def _phases(walk: Walk) -> _Phases:
     turns = turns_of(walk)
     found = _computed(walk.times, turns)
+    steps = [entry for entry in walk.trail if isinstance(entry, PricedOp)]
+    for step, turn in zip(steps, turns.ops, strict=True):
+        if step.op.name in walk.travels:
+            # Gradients of experts' weights are made while those of tokens are on their way home.
+            found.backward[turn] -= step.time.backward_weight_s
+            found.beside_back[turn - 1] += step.time.backward_weight_s
+    sent = [*_conversions(walk, turns), *_legs(walk, turns)]
+    for back, seconds in ((False, found.sent), (True, found.sent_back)):
+        for one in sent:
+            if one.back == back:
+                _at(seconds, one.phase, one.seconds)
+    found.between, found.between_back = (
+        _share(
+            sum(s.seconds for s in sent if s.back == back and len(walk.site.levels[s.axis]) > 1),
+            sum(s.seconds for s in sent if s.back == back),
+        )
+        for back in (False, True)
+    )
+    return found
+
+
+class _Sent(NamedTuple):
+    """What goes after a phase of a half."""
+
+    axis: str
+    phase: int
+    seconds: float
+    back: bool
+
+
+def _conversions(walk: Walk, turns: WalkTurns) -> Iterator[_Sent]:
     moves = [entry for entry in walk.trail if isinstance(entry, PricedMove)]
     price = walk.site.primitive_s
     for move, source in zip(moves, turns.moves, strict=True):
         if source >= 0:
-            _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
+            seconds = price(move.conversion.forward, move.nbytes, move.axis)
+            yield _Sent(move.axis, source, seconds, back=False)
             if _trained(walk, move.name):
                 back_s = price(move.conversion.backward, move.nbytes, move.axis)
-                _at(found.sent_back, source, back_s)
-    return found
+                yield _Sent(move.axis, source, back_s, back=True)
+
+
+def _legs(walk: Walk, turns: WalkTurns) -> Iterator[_Sent]:
+    """What tokens take to experts, and home: a leg for each axis, the outermost first and last."""
+    ops = [entry.op.name for entry in walk.trail if isinstance(entry, PricedOp)]
+    for name, turn in zip(ops, turns.ops, strict=True):
+        legs = walk.travels.get(name, [])
+        for (number, sent), back in product(enumerate(legs), (False, True)):
+            ends: tuple[Leg, Leg] = ("home", "out") if back else ("out", "home")
+            out_s, home_s = (sent.leg_s(walk.site, leg, back=back) for leg in ends)
+            yield _Sent(sent.axis, turn - len(legs) + number, out_s, back)
+            yield _Sent(sent.axis, turn + len(legs) - 1 - number, home_s, back)
 
 
 def _at(seconds: list[float], phase: int, more_s: float) -> None:
@@ -378,15 +489,20 @@ def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
 
 
 def _half(part: _Phases, job: int, back: bool) -> Iterator[list[Step]]:
-    computed, sent = (part.backward, part.sent_back) if back else (part.forward, part.sent)
-    phases = list(zip_longest(computed, sent, fillvalue=0.0))
+    if back:
+        lists = part.backward, part.sent_back, part.beside_back
+    else:
+        lists = part.forward, part.sent, part.beside
+    phases = list(zip_longest(*lists, fillvalue=0.0))
     steps: list[Step] = []
-    for number, (seconds, sent_s) in enumerate(phases[::-1] if back else phases, job):
+    for number, (seconds, sent_s, beside_s) in enumerate(phases[::-1] if back else phases, job):
         if not back:
             steps.append(run(seconds, ""))
         if sent_s:
             yield [*steps, _start(number, sent_s)]
-            steps = [_wait(number)]
+            steps = [run(beside_s, ""), _wait(number)]
+        else:
+            steps.append(run(beside_s, ""))
         if back:
             steps.append(run(seconds, ""))
     yield steps

@@ -79,6 +79,8 @@ class Walk(Trace):
     """Values that the stack gathers again in the backward, and over how many ranks."""
     routes: list[RoutedTokens] = field(default_factory=list)
     """Tokens that travel, priced as torch's operators route them."""
+    travels: dict[str, list[InnerSent]] = field(default_factory=dict)
+    """Op -> what it sends where its tokens travel, on the outermost axis first."""
 
     def communicates(self, axis: str) -> bool:
         """Whether anything has moved, or is cut or padded, on an axis."""
@@ -209,7 +211,11 @@ class Walk(Trace):
             backward = tuple(m for m in found if m.backward and self._has_gradient(op))
             self.sent += [(axis, message) for message in (*forward, *backward)]
             most = max((m.nbytes for m in found), default=0)
-            self._send(InnerSent(axis, most, forward, backward, time, outside))
+            sent = InnerSent(axis, most, forward, backward, time, outside)
+            self._send(sent)
+            if is_routed(op, strategy, ranks):
+                self.travels.setdefault(op.name, []).append(sent)
+                self.travels[op.name].sort(key=lambda one: len(one.outside))
 
     def _operands(
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str

@@ -8,7 +8,7 @@ from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import collective_band
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.ir.layout.conversions import Conversion, Primitive
-from meshwright.ir.layout.op_messages import Inner
+from meshwright.ir.layout.op_messages import Inner, Leg
 
 
 class MoveSent(NamedTuple):
@@ -48,6 +48,11 @@ class InnerSent(NamedTuple):
         forward_s = self._exposed_s(self.forward, site, self.time.forward_s)
         backward_s = self._exposed_s(self.backward, site, self.time.backward_input_s)
         _communicate(clock, site, self.axis, forward_s, backward_s, self.nbytes)
+
+    def leg_s(self, site: StageSite, leg: Leg, *, back: bool) -> float:
+        """Seconds of what goes out, or comes home, where tokens travel: in a forward, or back."""
+        messages = self.backward if back else self.forward
+        return sum(site.inner_s(m, self.axis, self.outside) for m in messages if m.leg == leg)
 
     def _exposed_s(self, messages: Sequence[Inner], site: StageSite, computing_s: float) -> float:
         times = [(site.inner_s(m, self.axis, self.outside), m.beside) for m in messages]

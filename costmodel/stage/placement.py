@@ -18,7 +18,7 @@ from meshwright.ir.cluster.host import host_of
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.plan import MESH_AXES, BlockLayout, Plan, Stage
+from meshwright.ir.plan.plan import HALVING, MESH_AXES, BlockLayout, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +144,17 @@ def _hidden(
 ) -> tuple[Hidden, ...]:
     if stage.overlap == "none" or stage.model_size == 1:
         return ()
+    halved = stage.overlap in HALVING
     found = tuple(
         NOTHING
-        if isinstance(mode, tuple)  # `saved` says something of it
+        # Where `saved` says something of its ops, it runs as it is or on halves.
+        if isinstance(mode, tuple)
+        and not (halved and tables.blocks.parts(block, layouts[block.pattern], spot))
         else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
         for block, mode in zip(blocks, modes, strict=True)
     )
     if stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1:
-        found = _over_borders(tables, blocks, modes, layouts, spot, found)
+        found = _over_borders(tables, blocks, layouts, spot, found)
     # Where processes share cores, a collective takes them from other work that it runs beside.
     shared = slowdown(tables.cluster) > 1.0
     return tuple(one.unhidden() for one in found) if shared else found
@@ -160,7 +163,6 @@ def _hidden(
 def _over_borders(
     tables: CostTables,
     blocks: Sequence[Block],
-    modes: Sequence[Mode],
     layouts: Mapping[str, BlockLayout],
     spot: BlockSpot,
     found: tuple[Hidden, ...],
@@ -171,9 +173,7 @@ def _over_borders(
 
     def goes_on(index: int) -> bool:
         block = blocks[index]
-        layout = layouts[block.pattern]
-        whole = isinstance(modes[index], tuple)
-        return not whole and tables.blocks.halves(block, layout, spot)
+        return tables.blocks.parts(block, layouts[block.pattern], spot) > 1
 
     for joins, run in groupby(range(len(blocks)), goes_on):
         own = list(run)

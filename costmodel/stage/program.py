@@ -33,6 +33,8 @@ class Do(IntEnum):
     WAIT_ALL = 5
 
 
+BESIDE = -3
+"""The job number of what nobody waits for."""
 SCATTER = -1
 """The job number of all scatters, within an action and across actions."""
 

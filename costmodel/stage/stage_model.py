@@ -255,6 +255,9 @@ def _block_times(
                 leaves_s=leaves_s,
                 returns_s=returns_s,
                 fetched_s=fetched_s,
+                beside_forward_s=hidden.between_forward_s,
+                beside_backward_s=hidden.between_backward_s
+                + again * (hidden.between_forward_s if hidden.remade_s > 0.0 else 0.0),
             )
         found.append(known[key])
     return tuple(found)

@@ -16,6 +16,7 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.gathers import UNPACKED, Gathers
 from meshwright.costmodel.stage.merging import Programs, Steps, with_neighbours
 from meshwright.costmodel.stage.program import (
+    BESIDE,
     SCATTER,
     Do,
     Overlap,
@@ -113,6 +114,7 @@ class Sync:
         return [
             run(block.overhead_s, "overhead"),
             run(block.fetched_s, "offload"),
+            *_beside(block.beside_forward_s * self._gathers_forward),
             *self._tensor(block.tensor_forward_s, block.forward_s, "forward"),
             run(block.leaves_s, "offload"),
         ]
@@ -140,7 +142,9 @@ class Sync:
             unadded = self._unadded(index, last) if alike is None else alike
             if (id(block), unadded) not in made:
                 made[id(block), unadded] = with_neighbours(
-                    self._block_backward(block, inputs, weights, unadded)
+                    self._block_backward(
+                        block, inputs, weights, unadded, shared=bool(gathers or reduces)
+                    )
                 )
             found += made[id(block), unadded]
             if self.host.each_s:
@@ -156,11 +160,13 @@ class Sync:
         return found
 
     def _block_backward(
-        self, block: BlockTimes, inputs: bool, weights: bool, unadded: float
+        self, block: BlockTimes, inputs: bool, weights: bool, unadded: float, *, shared: bool
     ) -> list[Step]:
+        """`shared`: other messages are on their way meanwhile."""
         found = [run(block.overhead_s, "overhead")]
         if inputs:
             found += [run(block.returns_s, "offload"), run(block.again_s, "recompute")]
+            found += _beside(block.beside_backward_s * shared)
             found += self._tensor(block.tensor_backward_s, block.input_s, "backward")
         if weights:
             split_s = 0.0 if inputs else block.split_s
@@ -192,6 +198,11 @@ class Sync:
             Gathers(self, group, number * len(self.blocks))
             for number, group in enumerate(self.groups) if group.exchange.fetches
         )  # fmt: skip
+
+    @cached_property
+    def _gathers_forward(self) -> bool:
+        """Whether parameters are on their way beside a forward."""
+        return any(own.forward for own in self.gathers)
 
     def remade(self, index: int) -> tuple[Step, ...]:
         """What makes a block's parameters whole when its forward runs once more."""
@@ -387,3 +398,8 @@ class Sync:
         for work in group.exchange.cleared:
             found += self.work((work,), bucket, work.what)
         return found
+
+
+def _beside(seconds: float) -> list[Step]:
+    """What has the links between nodes to itself for so long, while nobody waits for it."""
+    return [Step(Do.START, seconds, BESIDE, "tensor")] if seconds else []

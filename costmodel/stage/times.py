@@ -26,6 +26,9 @@ class BlockTimes:
     """Waits before its backward, for what comes back."""
     fetched_s: float = 0.0
     """Waits before its forward, for parameters that come from the host."""
+    beside_forward_s: float = 0.0
+    """Of its collectives, what nobody waits for, on links that other messages need."""
+    beside_backward_s: float = 0.0
 
 
 @dataclass(frozen=True)

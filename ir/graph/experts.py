@@ -31,6 +31,11 @@ _ARGUMENTS = (
 LIBRARY.define(f"experts({_ARGUMENTS}) -> Tensor")
 LIBRARY.define(f"experts_forward({_ARGUMENTS}) -> (Tensor, Tensor)")
 LIBRARY.define(f"experts_backward(Tensor grad, Tensor product, {_ARGUMENTS}) -> Tensor[]")
+LIBRARY.define(f"experts_backward_tokens(Tensor grad, Tensor product, {_ARGUMENTS}) -> Tensor[]")
+LIBRARY.define(
+    "experts_backward_weights(Tensor grad, Tensor grad_product, Tensor gated, "
+    f"{_ARGUMENTS}) -> Tensor[]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,48 +229,95 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return groups.summed(made, given.hidden), product
 
 
+class _Incoming(NamedTuple):
+    """What both parts of a backward read, by pairs."""
+
+    groups: PairGroups
+    x: torch.Tensor
+    """Tokens [pairs, H]."""
+    scale: torch.Tensor
+    """Routing weights [pairs, 1]."""
+    grad: torch.Tensor
+    """Gradients of results [pairs, H]."""
+
+    @classmethod
+    def of(cls, given: Operands, grad: torch.Tensor, dtype: torch.dtype) -> "_Incoming":
+        """In the dtype of products."""
+        groups = _groups(given, dtype)
+        x, scale = _rows(given, groups, dtype)
+        return cls(groups, x, scale, groups.of_tokens(grad.to(dtype)))
+
+
 def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     """Gradients of hidden, top_k_weights, and the weights and biases that there are, in order."""
     given = Operands(*inputs)
+    incoming = _Incoming.of(given, grad, product.dtype)
+    *grads, grad_product, gated = _to_tokens(given, incoming, product)
+    return grads + _to_weights(given, incoming, grad_product, gated)
+
+
+def experts_backward_tokens(
+    grad: torch.Tensor, product: torch.Tensor, *inputs: Any
+) -> list[torch.Tensor]:
+    """Gradients of hidden and of top_k_weights; then what those of weights are made of: that of the
+    first product [pairs, columns], and the gate [pairs, I]."""
+    given = Operands(*inputs)
+    return _to_tokens(given, _Incoming.of(given, grad, product.dtype), product)
+
+
+def experts_backward_weights(
+    grad: torch.Tensor, grad_product: torch.Tensor, gated: torch.Tensor, *inputs: Any
+) -> list[torch.Tensor]:
+    """Gradients of the weights and biases that there are, in order, from what the other part of the
+    backward has made."""
+    given = Operands(*inputs)
+    return _to_weights(given, _Incoming.of(given, grad, grad_product.dtype), grad_product, gated)
+
+
+def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> list[torch.Tensor]:
     form, gate = parse_form(given.form), parse_gate(given.act)
+    groups, x, scale, grad = incoming
     dtype = product.dtype
-    groups = _groups(given, dtype)
-    x, scale = _rows(given, groups, dtype)
-    incoming = groups.of_tokens(grad.to(dtype))
     parts = given.parts(product)
     gated = gate.forward(parts)
-    unscaled = grouped(incoming, given.last().to(dtype).transpose(1, 2), groups)
+    unscaled = grouped(grad, given.last().to(dtype).transpose(1, 2), groups)
     if form.scaled_input:
-        back, weighed = unscaled, incoming
+        back = unscaled
     else:
         grad_scale = (unscaled * gated).sum(-1)
         if given.down_bias is not None:
-            grad_scale += (incoming * groups.rows_of(given.down_bias.to(dtype))).sum(-1)
-        back, weighed = unscaled * scale, incoming * scale
+            grad_scale += (grad * groups.rows_of(given.down_bias.to(dtype))).sum(-1)
+        back = unscaled * scale
     grad_product = torch.empty_like(product)
     for target, part in zip(given.parts(grad_product), gate.backward(back, parts), strict=True):
         target.copy_(part)
-    columns = _columns(given, grad_product)
     grad_x, *more = (
         grouped(part, given.first(weight).to(dtype).transpose(1, 2), groups)
-        for weight, part in zip(given.firsts, columns, strict=True)
+        for weight, part in zip(given.firsts, _columns(given, grad_product), strict=True)
     )
     for one in more:
         grad_x += one
-    read = x
     if form.scaled_input:
         grad_scale = (grad_x * x).sum(-1)
         grad_x *= scale
-        read = x * scale
     grads = [groups.summed(grad_x, given.hidden), groups.placed(grad_scale, given.top_k_weights)]
+    return [*grads, grad_product, gated]
+
+
+def _to_weights(
+    given: Operands, incoming: _Incoming, grad_product: torch.Tensor, gated: torch.Tensor
+) -> list[torch.Tensor]:
+    form = parse_form(given.form)
+    groups, x, scale, grad = incoming
+    read, weighed = (x * scale, grad) if form.scaled_input else (x, grad * scale)
     first, last = form.transposed_first, form.transposed_last
-    made = [_outer(read, part, groups, first) for part in columns]
+    made = [_outer(read, part, groups, first) for part in _columns(given, grad_product)]
     found = [made[0], _outer(gated, weighed, groups, last), *made[1:]]
     if given.gate_up_bias is not None:
         found.append(groups.sums_of(grad_product))
     if given.down_bias is not None:
         found.append(groups.sums_of(weighed))
-    return grads + [g.to(w.dtype) for g, w in zip(found, _trained(given), strict=True)]
+    return [g.to(w.dtype) for g, w in zip(found, _trained(given), strict=True)]
 
 
 def _columns(given: Operands, product: torch.Tensor) -> Tensors:
@@ -332,6 +384,17 @@ def _backward_shapes(grad: torch.Tensor, _: torch.Tensor, *inputs: Any) -> list[
     return [x.new_empty(x.shape) for x in trained]
 
 
+def _tokens_shapes(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
+    given = Operands(*inputs)
+    gated = product.new_empty(len(product), given.last().shape[1])
+    found = (given.hidden, given.top_k_weights)
+    return [*(x.new_empty(x.shape) for x in found), product.new_empty(product.shape), gated]
+
+
+def _weights_shapes(*inputs: Any) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape) for x in _trained(Operands(*inputs[3:]))]
+
+
 LIBRARY.impl("experts", _Experts.apply, "Autograd")
 LIBRARY.impl("experts", _first, "CompositeExplicitAutograd")
 LIBRARY.impl("experts", _shape_of_result, "Meta")
@@ -339,6 +402,10 @@ LIBRARY.impl("experts_forward", experts_forward, "CompositeExplicitAutograd")
 LIBRARY.impl("experts_forward", _forward_shapes, "Meta")
 LIBRARY.impl("experts_backward", experts_backward, "CompositeExplicitAutograd")
 LIBRARY.impl("experts_backward", _backward_shapes, "Meta")
+LIBRARY.impl("experts_backward_tokens", experts_backward_tokens, "CompositeExplicitAutograd")
+LIBRARY.impl("experts_backward_tokens", _tokens_shapes, "Meta")
+LIBRARY.impl("experts_backward_weights", experts_backward_weights, "CompositeExplicitAutograd")
+LIBRARY.impl("experts_backward_weights", _weights_shapes, "Meta")
 
 EXPERTS = torch.ops.meshwright.experts.default
 EXPERTS_TARGET = str(EXPERTS)

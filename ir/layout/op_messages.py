@@ -14,6 +14,7 @@ Where `beside` is set, the messages travel while the op computes: what takes lon
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.routing import Routing
@@ -21,6 +22,9 @@ from meshwright.ir.layout.layout import Strategy
 
 SHIFT = "shift"
 """Each rank sends to a neighbour on the axis and receives from one, all at the same time."""
+
+
+Leg = Literal["", "out", "home"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,9 @@ class Inner:
     """What comes to the busiest rank, over the mean rank's: all wait for it."""
     of_replica: bool = False
     """Whether it goes among the ranks of a replica alone, where replicas train alone."""
+
+    leg: Leg = ""
+    """Whether rows of tokens go out, or come home; other work can be beside that."""
 
 
 Operands = Sequence[LocalOperand]

@@ -5,12 +5,12 @@ Then its ranks have equal runs of the samples that `dp` gives the replica. That 
 experts have samples of their own: for such a value both axes are one, of more ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layout.layout import Axis, Layout, R, Shard
+from meshwright.ir.layout.layout import Axis, Layout, R, Replicate, Shard
 
 
 def sample_axes(layout: Layout, axes: Mapping[str, Axis]) -> tuple[str, ...]:
@@ -65,6 +65,20 @@ def samples_on_dp(
         {n: c for n, c in coordinates.items() if n not in names} | {"dp": own * parts + at},
         shares[own * parts] * at if shares else 0,
     )
+
+
+def halved_dim(layout: Layout, own: Collection[str]) -> int | None:
+    """Returns the dim along which a value may be cut into two runs of each rank's samples, where
+    the axes of `own` split samples, too; None if it has no samples, -1 if it cannot be cut."""
+    data = layout.get("dp", R)
+    if isinstance(data, Replicate):
+        return None
+    if not isinstance(data, Shard) or data.outer > 1:
+        return -1
+    others = {a: p for a, p in layout.items() if a != "dp" and isinstance(p, Shard)}
+    apart = {axis for axis, placed in others.items() if placed.dim == data.dim}
+    alike = all(others[axis] == data for axis in apart)
+    return data.dim if alike and apart == set(own) else -1
 
 
 def share_problem(share: int, parts: int, names: tuple[str, ...]) -> str:

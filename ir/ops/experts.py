@@ -131,16 +131,19 @@ def _messages(
     copies, crowd = routing.copies(outer * ranks), routing.crowd(outer * ranks)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
-    rows = Inner(
-        move, tokens, 2, backward=False, routing=routing, held=held, outer=outer, crowd=crowd
-    )
+    out = Inner(
+        move, tokens, 1, backward=False, routing=routing, held=held, outer=outer, crowd=crowd,
+        leg="out",
+    )  # fmt: skip
     return (
-        Inner(move, 8 * ranks * ranks, 1, backward=False),
-        rows,
-        Inner(move, scales, 1, backward=False, crowd=crowd),
-        Inner(move, indices, 1, backward=False, crowd=crowd),
-        replace(rows, backward=True),
-        Inner(move, scales, 1, backward=True, crowd=crowd),
+        Inner(move, 8 * ranks * ranks, 1, backward=False),  # the counts: ranks wait for them
+        out,
+        Inner(move, scales, 1, backward=False, crowd=crowd, leg="out"),
+        Inner(move, indices, 1, backward=False, crowd=crowd, leg="out"),
+        replace(out, leg="home"),
+        replace(out, backward=True),
+        replace(out, backward=True, leg="home"),
+        Inner(move, scales, 1, backward=True, crowd=crowd, leg="home"),
     )
 
 

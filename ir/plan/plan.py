@@ -38,6 +38,8 @@ MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
 
 Overlap = Literal["none", "gradients", "linear", "block", "blocks"]
 OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block", "blocks")
+HALVING: tuple[Overlap, ...] = ("block", "blocks")
+"""Of these, those that run blocks on halves of a micro-batch."""
 """In the order of how much goes on beside collectives."""
 
 DeviceKind = Literal["cuda", "cpu"]

@@ -240,9 +240,15 @@ def _mark_gradients(raw: Raw) -> Raw:
             live.update(o for o in op.outputs if o and _differs(raw.fakes[o]))
         ops.append(op)
     raw.ops = ops
+    seen = {id(fake) for name, fake in raw.fakes.items() if name in raw.tensors}
     for name, fake in raw.fakes.items():
         if name not in raw.tensors:
-            raw.fakes[name] = fake.detach().requires_grad_(name in live)
+            # A fake tensor that is of several values, or of a graph, is not changed: making a new
+            # one takes as long as an operator.
+            alone = fake.is_leaf and id(fake) not in seen
+            seen.add(id(fake))
+            own = fake if alone else fake.detach()
+            raw.fakes[name] = own.requires_grad_(name in live)
     return raw
 
 

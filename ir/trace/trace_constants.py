@@ -84,6 +84,13 @@ class KnownValues(TorchFunctionMode):
     ) -> Any:
         check_time()
         kwargs = kwargs or {}
+        # Most calls ask for a shape or a dtype, which is no value and watched by nobody.
+        plain = not kwargs and getattr(func, "__name__", "") == "__get__"
+        if plain and id(args[0]) not in self._own and func != DATA and func != GRAD_FN:
+            asked = func(*args)
+            if isinstance(asked, Tensor):
+                self._note(_Made(func, args, kwargs, None), list(args), asked)
+            return asked
         given = leaves((args, kwargs))
         if self._own and any(id(x) in self._own for x in given):
             args, kwargs = map_tensors(self._copied, (args, kwargs))
@@ -120,7 +127,8 @@ class KnownValues(TorchFunctionMode):
             if args[0].requires_grad == wanted:
                 return  # as of every tensor that is made while a model is copied
             for module, name in self._own.values():
-                if getattr(module, name) is args[0]:
+                # Asked of the module's own tables: as attributes they would be looked up in Python.
+                if args[0] is module._parameters.get(name) or args[0] is module._buffers.get(name):
                     raise changes_training(f"{name} of {type(module).__name__}", wanted)
 
     def _note(self, made: _Made, flat: list[Any], result: Any) -> None:

@@ -15,7 +15,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.fused import kernels_save
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.placed import joint_kernels
-from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.plan.plan import HALVING, BlockLayout
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
@@ -80,13 +80,13 @@ class LeastCosts(RunCosts):
         if not spot.model or not self._may_halve:
             return
         blocks = self.problem.tables.blocks
-        if blocks.halves(block, layout, spot):
+        if blocks.parts(block, layout, spot):
             forward_s, backward_s = blocks.in_halves_s(block, layout, spot)
             yield Hidden(more_forward_s=forward_s, more_backward_s=backward_s)
 
     @cached_property
     def _may_halve(self) -> bool:
-        return bool(allowed(self.problem.constraints, "overlap", ("block", "blocks")))
+        return bool(allowed(self.problem.constraints, "overlap", HALVING))
 
     def _without(self, cost: BlockCost, saved: Hidden) -> BlockCost:
         """The cost without what may be hidden; where processes share cores, nothing is."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from meshwright.ir.plan.plan import OVERLAPS, Overlap, Plan, Stage
+from meshwright.ir.plan.plan import HALVING, OVERLAPS, Overlap, Plan, Stage
 from meshwright.ir.plan.schedule import Schedule, halves_backwards
 from meshwright.planner.finishing import early_recompute
 from meshwright.planner.pins.constraints import allowed
@@ -84,7 +84,7 @@ def _notes(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _halves(plan: Plan) -> int:
-    return int(any(stage.overlap in ("block", "blocks") for stage in plan.stages))
+    return int(any(stage.overlap in HALVING for stage in plan.stages))
 
 
 DECISION = Decision(

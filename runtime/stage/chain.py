@@ -15,6 +15,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call, StageProgram
 from meshwright.codegen.passes.halves import Halves, HalvesRun, Turns, add, gradient, take_turns
+from meshwright.runtime.stage.kept_halves import HalvesKeeper
 
 
 class Gate(NamedTuple):
@@ -39,6 +40,8 @@ class ChainBlock:
     """Its parameters."""
     again: bool
     """Whether it keeps its inputs only, and runs again for its backward."""
+    keeper: HalvesKeeper | None = None
+    """Where the plan says of its ops what becomes of what they make."""
 
     @property
     def halves(self) -> Halves:
@@ -125,7 +128,10 @@ class Chain:
             if link.index not in self._runs:
                 self._gate.enter(link.index)
                 graph = self._keep and not link.again
-                self._runs[link.index] = HalvesRun(link.halves, self._comm, link.tensors, graph)
+                watched = link.keeper.watched if link.keeper else None
+                self._runs[link.index] = HalvesRun(
+                    link.halves, self._comm, link.tensors, graph, watched
+                )
             run = self._runs[link.index]
             yield from self._named(link, run.forward(half, self._inputs(link, half)))
             differs = self._keep and link.again and self._has_gradient(link, half)
@@ -134,6 +140,8 @@ class Chain:
                     leaf.requires_grad_(True)
                 self._parts.setdefault(name, []).append(leaf)
             if self._is_through(link):
+                if link.keeper:
+                    link.keeper.settle()
                 self._gate.leave(link.index)
                 self._forget(link)
 
@@ -171,22 +179,35 @@ class Chain:
     def recompute(self) -> None:
         """Makes again what the forward did not keep; the backward need not."""
         for link in self._links:
-            if link.again and link.index not in self._runs:
+            lacks = link.again and link.index not in self._runs
+            if lacks or (link.keeper and link.keeper.runs_again):
                 self._gate.enter(link.index)
-                self._remake(link)
+                self._prepare(link)
                 self._gate.leave(link.index)
+
+    def _prepare(self, link: ChainBlock) -> None:
+        """Makes what the backward of a block needs, where it is not there."""
+        # The halves are under way already: what one of them has begun goes on beside this.
+        offset, self._comm.sample_offset = self._comm.sample_offset, self._offset
+        try:
+            if link.keeper:
+                link.keeper.prepare(self._comm, self._casts)
+            elif link.index not in self._runs:
+                self._remake(link)
+        finally:
+            self._comm.sample_offset = offset
 
     def _remake(self, link: ChainBlock) -> None:
         run = self._runs[link.index] = HalvesRun(link.halves, self._comm, link.tensors, graph=True)
         turns = {half: run.forward(half, self._inputs(link, half)) for half in (0, 1)}
         self._comm.block, self._comm.recomputing = link.call.block, True
-        # The halves are under way already: what one of them has begun goes on beside this.
-        offset, self._comm.sample_offset = self._comm.sample_offset, self._offset
         try:
             with self._casts():
                 self._take_turns(turns)
         finally:
-            self._comm.recomputing, self._comm.sample_offset = False, offset
+            self._comm.recomputing = False
+        for half in (0, 1):
+            run.results(half)  # the blocks after it have had them
 
     def backward(self, gradients: Mapping[str, Tensor], gate: Gate) -> dict[str, Tensor]:
         """The gradients of what entered, from those of what its blocks made; those of parameters
@@ -201,17 +222,19 @@ class Chain:
         return {name: grad for name, grad in found.items() if grad is not None}
 
     def _backward(self, half: int) -> Turns:
-        for link in reversed(self._links):
+        for number, link in reversed(list(enumerate(self._links))):
             if link.index not in self._entered_back:
                 self._entered_back.add(link.index)
                 self._gate.enter(link.index)
-                if link.index not in self._runs:
-                    self._remake(link)
+                self._prepare(link)
+                following = self._links[number - 1].keeper if number else None
+                if following:
+                    following.fetch()
             run = self._runs[link.index]
-            made = [self._parts[name][half] for name in link.call.outputs]
-            for leaf, own in zip(made, run.results(half), strict=True):
-                if own is not leaf and leaf.grad is not None:
-                    add(own, leaf.grad)
+            for index, name in enumerate(link.call.outputs):
+                leaf = self._parts[name][half]
+                if leaf.grad is not None:
+                    run.give(half, index, leaf.grad)
             yield from self._named(link, run.backward(half))
             if self._is_through(link):
                 run.finish()

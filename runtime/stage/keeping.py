@@ -35,7 +35,11 @@ class Script:
 
     @classmethod
     def of(cls, call: Call) -> "Script":
-        nodes = tuple(call.code.module.graph.nodes)
+        return cls.of_nodes(call, tuple(call.code.module.graph.nodes))
+
+    @classmethod
+    def of_nodes(cls, call: Call, nodes: tuple[fx.Node, ...]) -> "Script":
+        """That of a graph that does what the call's does."""
         policy = {
             n: retention(keeping_of(call.saved, n.meta["key"])) for n in nodes if "key" in n.meta
         }
@@ -93,11 +97,11 @@ class _Again:
     """Once it is there. Autograd lets go of it when it has been used."""
 
 
-class Keeper:
-    """One run of a block, from its forward to the end of its backward."""
+class Recording:
+    """What is known of one run of a graph, from its forward to the end of its backward."""
 
-    def __init__(self, call: Call, script: Script, runs: FormRuns) -> None:
-        self._call, self._script, self._runs = call, script, runs
+    def __init__(self, block: str, script: Script, runs: FormRuns) -> None:
+        self._block, self._script, self._runs = block, script, runs
         self._makers: dict[int, _MemoryMaker] = {}
         self._in_hands: dict[RetentionRun, MutableMapping[int, KeptMemory]] = {}
         """Per form, memories by their number, as long as something looks into them."""
@@ -117,43 +121,39 @@ class Keeper:
         """What becomes of what a node makes, in this run."""
         if node not in self._fates:
             form = self._script.policy.get(node, retention(KEEP))
-            self._fates[node] = decided(form, self._call.block, node.meta.get("key", ""))
+            self._fates[node] = decided(form, self._block, node.meta.get("key", ""))
         return self._fates[node]
 
     # Forward.
 
-    def run(self, comm: Comm, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The block's results."""
-        comm.block = self._call.block
-        with saved_tensors_hooks(self._pack, self._unpack):
-            results = self._forward((comm, *tensors))
-        self._settle(results)
-        return results
+    def watching(self) -> AbstractContextManager[None]:
+        """Inside, autograd is asked for what it would keep."""
+        return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _forward(self, given: Sequence[Any]) -> tuple[Tensor, ...]:
-        values: dict[fx.Node, Any] = {}
-        rest = iter(given)
-        for node in self._script.nodes[:-1]:
-            if node.op == "placeholder":
-                values[node] = next(rest)
-            else:
-                self._now, self._place = node, 0
-                values[node] = invoke(node, values)
-            self._note(node, values)
-            for used in node.all_input_nodes:
-                if self._script.last_used[used] is node:
-                    del values[used]
-        given_out: Any = self._script.nodes[-1].args[0]
-        results: tuple[Tensor, ...] = map_arg(given_out, values.__getitem__)
-        return results
+    def step(self, node: fx.Node, values: dict[fx.Node, Any]) -> None:
+        """Adds what a node makes to the values that it reads."""
+        self._now, self._place = node, 0
+        values[node] = invoke(node, values)
+        self.note(node, values)
 
-    def _note(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        """Who made the memory of its results; and what it reads, if it may have to run again."""
-        found = [x for x in leaves(values[node]) if isinstance(x, Tensor)]
+    def given(self, node: fx.Node, value: Any) -> None:
+        """A value that was there before: autograd holds it as it is."""
+        self._fates[node] = retention(KEEP)
+        self._made_by(node, value)
+
+    def _made_by(self, node: fx.Node, value: Any) -> list[Tensor]:
+        found = [x for x in leaves(value) if isinstance(x, Tensor)]
         for i, x in enumerate(found):
             made = _MemoryMaker(node, i, memory_of(x))
             self._makers.setdefault(storage_key(x), made)
         self._differs[node] = any(x.requires_grad for x in found)
+        return found
+
+    def note(self, node: fx.Node, values: Mapping[fx.Node, Any], *, differs: bool = False) -> None:
+        """Who made the memory of its results; and what it reads, if it may have to run again.
+        `differs`: they have a gradient, whatever they say."""
+        found = self._made_by(node, values[node])
+        self._differs[node] |= differs
         # Views go with what they look into, whoever makes them.
         owners = {node, *(self._makers[storage_key(x)].node for x in found)}
         if node.op == "placeholder" or not any(self._fate(o).again for o in owners):
@@ -197,7 +197,7 @@ class Keeper:
         self._handles.append(ref(handle))
         return handle
 
-    def _settle(self, results: Sequence[Tensor]) -> None:
+    def settle(self, results: Sequence[Tensor]) -> None:
         """What leaves the block stays; all else goes where it is to be."""
         leaving = {storage_key(x): x.detach() for x in results}
         for handle in self._alive():
@@ -208,7 +208,7 @@ class Keeper:
         reads = {used for node in order for used in node.all_input_nodes}
         self._held = {node: value for node, value in self._held.items() if node in reads}
         if order:
-            self._rerun = Rerun(self._call.block, order, self._differs, wanted)
+            self._rerun = Rerun(self._block, order, self._differs, wanted)
         self._makers, self._listed = {}, {}
         for run, known in self._in_hands.items():
             run.produced([memory for key, memory in known.items() if key not in leaving])
@@ -250,7 +250,7 @@ class Keeper:
             node: value.view() if isinstance(value, _InHands) else value
             for node, value in self._held.items()
         }
-        with _again(comm, self._call.block), casts():
+        with _again(comm, self._block), casts():
             made = self._rerun.run(held)
         for handle in self._alive():
             if handle.tensor is None:
@@ -263,6 +263,37 @@ class Keeper:
         found = kept.tensor if isinstance(kept, _Again) else kept
         assert isinstance(found, Tensor), "prepared before it is used"
         return found
+
+
+class Keeper(Recording):
+    """One run of a block."""
+
+    def __init__(self, call: Call, script: Script, runs: FormRuns) -> None:
+        super().__init__(call.block, script, runs)
+
+    def run(self, comm: Comm, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The block's results."""
+        comm.block = self._block
+        with self.watching():
+            results = self._forward((comm, *tensors))
+        self.settle(results)
+        return results
+
+    def _forward(self, given: Sequence[Any]) -> tuple[Tensor, ...]:
+        values: dict[fx.Node, Any] = {}
+        rest = iter(given)
+        for node in self._script.nodes[:-1]:
+            if node.op == "placeholder":
+                values[node] = next(rest)
+                self.note(node, values)
+            else:
+                self.step(node, values)
+            for used in node.all_input_nodes:
+                if self._script.last_used[used] is node:
+                    del values[used]
+        given_out: Any = self._script.nodes[-1].args[0]
+        results: tuple[Tensor, ...] = map_arg(given_out, values.__getitem__)
+        return results
 
 
 @contextmanager

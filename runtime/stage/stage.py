@@ -21,7 +21,8 @@ from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import run_backward
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
-from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
+from meshwright.runtime.stage.keeping import FormRuns, Keeper
+from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
 from meshwright.runtime.stage.split import WeightWork, backward_input
 
 Before = Callable[[int, Sequence[int]], None]
@@ -44,7 +45,7 @@ class BlockModule(nn.Module):
                 self.register_buffer(attribute, tensor)
 
     def forward(
-        self, comm: Comm, *inputs: Tensor, keeper: Keeper | None = None
+        self, comm: Comm, *inputs: Tensor, keeper: Keeper | HalvesKeeper | None = None
     ) -> tuple[Tensor, ...]:
         run = self.call.run if keeper is None else keeper.run
         return run(comm, *self.tensors, *inputs)
@@ -76,7 +77,7 @@ class _StageTape:
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
     chains: dict[int, Chain] = field(default_factory=dict)
     """By the number of their first call."""
-    keepers: dict[int, Keeper] = field(default_factory=dict)
+    keepers: dict[int, Keeper | HalvesKeeper] = field(default_factory=dict)
     """Of the calls of whose ops the plan says what becomes of what they make."""
     whole: bool = False
     """All is there for the backward, whatever the plan says of the calls."""
@@ -103,8 +104,9 @@ class StageModule(nn.Module):
         self._tapes: dict[int, _StageTape] = {}
         self._chains = chains_of(program)
         saving = {i: call for i, call in enumerate(program.calls) if call.saved and not call.whole}
-        self._scripts = {i: Script.of(call) for i, call in saving.items()}
-        self._runs = FormRuns(comm.device, self._scripts.values())
+        self._scripts = {i: scripts_of(call) for i, call in saving.items()}
+        scripts = (script for several in self._scripts.values() for script in several)
+        self._runs = FormRuns(comm.device, scripts)
         self.loss_scale: Tensor | float = 1.0
         """The gradient of the loss with regard to itself."""
         self.reduce_early = True
@@ -178,7 +180,7 @@ class StageModule(nn.Module):
         graph = keep and not again
         inputs = [env[name] for name in call.inputs]
         if keep and index in self._scripts and not tape.whole:
-            tape.keepers[index] = Keeper(call, self._scripts[index], self._runs)
+            tape.keepers[index] = self._keeper(index)
         opened = _Opened(self.sync.before_forward, self.sync.close, index, ahead)
         with opened, torch.set_grad_enabled(graph), self._casts():
             outputs = self._blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
@@ -203,6 +205,21 @@ class StageModule(nn.Module):
             if name not in self._sent:
                 env.pop(name, None)
 
+    def _keeper(self, index: int) -> Keeper | HalvesKeeper:
+        """For one run of a call of whose ops the plan says what becomes of what they make."""
+        call, scripts = self.program.calls[index], self._scripts[index]
+        if call.code.halves is None:
+            return Keeper(call, scripts[0], self._runs)
+        return HalvesKeeper(call, call.code.halves, scripts, self._runs)
+
+    def _halved(self, index: int, tape: _StageTape, keep: bool) -> HalvesKeeper | None:
+        """That of a call of a chain."""
+        if not keep or index not in self._scripts or tape.whole:
+            return None
+        found = self._keeper(index)
+        assert isinstance(found, HalvesKeeper)
+        return found
+
     def _runs_again(self, index: int, tape: _StageTape) -> bool:
         """Whether a call is to run again as one for the backward of a micro-batch."""
         call = self.program.calls[index]
@@ -223,7 +240,10 @@ class StageModule(nn.Module):
     ) -> None:
         calls = [self.program.calls[index] for index in indices]
         links = [
-            ChainBlock(i, call, self._blocks[i].tensors, self._runs_again(i, tape))
+            ChainBlock(
+                i, call, self._blocks[i].tensors, self._runs_again(i, tape),
+                self._halved(i, tape, keep),
+            )
             for i, call in zip(indices, calls, strict=True)
         ]  # fmt: skip
         gate = self._gate(self.sync.before_forward, indices)

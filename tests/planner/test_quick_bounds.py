@@ -107,7 +107,7 @@ def test_halves_compute_what_playing_them_says() -> None:
     for block in asked.graph.distinct_blocks():
         for samples in (1, 2, 3):
             for spot in spots(asked.tables, model, samples):
-                if blocks.halves(block, layouts[block.pattern], spot):
+                if blocks.parts(block, layouts[block.pattern], spot):
                     hidden = blocks.hidden(block, layouts[block.pattern], spot, "block")
                     more = blocks.in_halves_s(block, layouts[block.pattern], spot)
                     assert more == (hidden.more_forward_s, hidden.more_backward_s)

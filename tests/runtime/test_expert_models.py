@@ -1,5 +1,6 @@
 """Models of experts as a whole, trained on several processes: equal to one process."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -13,6 +14,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 import meshwright as mw
+from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, model_mesh
@@ -100,12 +102,16 @@ CASES = (
 """Models, and meshes that they are trained on."""
 
 
-def _plan(graph: Graph, mesh: dict[str, int]) -> Plan:
-    """On this mesh, with everything split inside of blocks that can be."""
+def _plan(graph: Graph, mesh: dict[str, int], *, beside: bool = False) -> Plan:
+    """On this mesh, with everything split inside of blocks that can be. `beside`: tokens travel,
+    and shared experts and gradients of weights are computed meanwhile."""
     problem = make_problem(graph, mw.Cluster.local(prod(mesh.values())), precision="fp64")
     axes = model_mesh(mesh)
-    problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
-    return build_plan(problem, uniform_choice(problem, model=axes, num_microbatches=2))
+    layouts = solve_layouts(graph, axes, usual(axes, QUICK), apart="ep" if beside else "")
+    problem.keep_layouts(axes, "", layouts)
+    plan = build_plan(problem, uniform_choice(problem, model=axes, num_microbatches=2))
+    level = "block" if beside else "none"
+    return replace(plan, stages=tuple(replace(stage, overlap=level) for stage in plan.stages))
 
 
 @pytest.mark.sampled
@@ -114,5 +120,14 @@ def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> 
     with all_double():
         graph = mw.trace(case.model(), case.example())
         assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 2
-        found = check_each_equal(case, [(_plan(graph, mesh), graph) for mesh in meshes], steps=2)
+        plans = [_plan(graph, mesh) for mesh in meshes]
+        plans += [_plan(graph, {"ep": 4}, beside=True) for mesh in meshes if "ep" in mesh]
+        found = check_each_equal(case, [(plan, graph) for plan in plans], steps=2)
+        for plan in plans[len(meshes) :]:
+            (program,) = lower(graph, plan, 0)
+            cut = [call.code.halves for call in program.calls if call.code.halves]
+            shared = [node.name for halves in cut for phase in halves.cuts[0].phases
+                      if phase.moves and phase.beside for node in phase.beside.nodes]  # fmt: skip
+            assert cut and all(len(halves.cuts) == 1 for halves in cut)
+            assert sum("linear" in name for name in shared) >= 3, shared  # of a shared expert
     assert all(one.worst_of_both <= 1e-9 for one in found), found
