@@ -3,7 +3,7 @@ for, shared out among tables by what their caches would miss."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import cast
 
 from meshwright.forms.cache.curves import MissCurve, shared_out
@@ -39,7 +39,8 @@ class _CountedTable:
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan, if it does not fit, with caches for all tables that may have one: the largest that
-    fit, which miss least."""
+    fit, which miss least. Replicas share the rows of a table out, else copies of those that do keep
+    a cache each, where a pin asks for copies or nothing else may be."""
     apart = any(device.is_apart for device in problem.tables.devices.values())
     if not apart or not excess_bytes(problem, plan):
         return
@@ -47,7 +48,11 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         return
     known = {one.table.path: one for one in _known(problem)}
     for store in of_tables() if known else ():
-        yield from _fitting(problem, plan, store, known)
+        for shared in (True, False):
+            found = [*_fitting(problem, plan, store, known, shared=shared)]
+            yield from found
+            if found:
+                break
 
 
 def _known(problem: Problem) -> Iterator[_CountedTable]:
@@ -60,9 +65,9 @@ def _known(problem: Problem) -> Iterator[_CountedTable]:
 
 
 def _fitting(
-    problem: Problem, plan: Plan, store: str, known: Mapping[str, _CountedTable]
+    problem: Problem, plan: Plan, store: str, known: Mapping[str, _CountedTable], *, shared: bool
 ) -> Iterator[Plan]:
-    """By halves, until the largest caches that fit are known well."""
+    """By halves, until the largest caches that fit are known well; `shared`: as of `_with`."""
     sizes = {path: float(one.table.row_bytes) for path, one in known.items()}
     least = {path: ceil(AT_ONCE * one.curve.read()) for path, one in known.items()}
     curves = {path: one.curve for path, one in known.items()}
@@ -76,7 +81,7 @@ def _fitting(
     for _ in range(HALVINGS):
         slots = shared_out(curves, sizes, least, budget)
         stages = tuple(
-            _with(problem, plan, index, stage, store, known, slots, facts)
+            _with(problem, plan, index, stage, store, known, slots, facts, shared=shared)
             for index, stage in enumerate(plan.stages)
         )
         made = replace(plan, stages=stages, predicted=None)
@@ -106,20 +111,18 @@ def _with(
     known: Mapping[str, _CountedTable],
     slots: Mapping[str, int],
     facts: Mapping[tuple[int, str], Mapping[str, Setting]],
+    *,
+    shared: bool,
 ) -> Stage:
-    """A stage whose tables have caches; replicas share out what they would hold each."""
-    shared = {**stage.mesh, "dp_replicate": 1, "dp_shard": _dp(stage)}
-    tried = stage if stage.dp == 1 else replace(stage, mesh=shared)
+    """A stage whose tables have caches; `shared`: all replicas share rows out."""
+    mesh = {**stage.mesh, "dp_replicate": 1, "dp_shard": stage.dp} if shared else stage.mesh
+    tried = stage if stage.dp == 1 else replace(stage, mesh=mesh)
     paths = paths_of(problem.graph, plan.stage_blocks(problem.graph, index))
     for path in (path for path in known if path in paths and path not in stage.by_parameter):
         choice = _choice(tried, store, known[path], slots[path], facts[index, path])
         if choice is not None and not any(of_stage(as_for(tried, choice), plan.optimizer)):
             tried = replace(tried, by_parameter={**tried.by_parameter, path: choice})
     return tried if tried.by_parameter != stage.by_parameter else stage
-
-
-def _dp(stage: Stage) -> int:
-    return prod([stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)])
 
 
 def _choice(
