@@ -257,9 +257,11 @@ class OwnedRows(SyncRun):
     def finish(self) -> None:
         asked = self._asked or self._ask([t.here.named for t in self._tables], "gradients")
         leaving, self._leaving = self._leaving or self._leave(asked), None
+        arrived = leaving.values()
+        del leaving  # and with it what was sent
         self._some = []
         rows: list[tuple[OwnedTable, Tensor, Sequence[Tensor]]] = []
-        for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
+        for table, one, came in zip(self._tables, asked, arrived, strict=True):
             table.slot.whole.grad = table.shard.grad = None
             if table.slot.param.sum_over:
                 # Ranks along model axes have gradients of other rows, which are added to these.

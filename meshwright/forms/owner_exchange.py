@@ -56,8 +56,9 @@ def exchange_of_owners(
             # From the ids of a batch to the rows of the next.
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
                     calls=ops_of_rows(owners)),
+            # Values and sums of those that come, on who has most of them.
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=2,
-                 share="stepped", steps="some"),
+                 share="most", steps="some"),
             Rewrite(what="gradients", unit="bucket", at=Event.END, steps="some",
                     moved=(_TAKEN + 1) * stepped / owners),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **rows),  # type: ignore[arg-type]
@@ -69,7 +70,8 @@ def exchange_of_owners(
             Send(what="parameters", share="rows", **rows, **now),  # type: ignore[arg-type]
         ),
         stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest,
-                "stepped": stepped, "told": _told(owners, each, row_bytes, stepped, to_all)},
+                "stepped": stepped, "most": min(1.0, stepped * busiest),
+                "told": _told(owners, each, row_bytes, stepped, to_all)},
         stepped="stepped",
     )  # fmt: skip
 
