@@ -17,6 +17,7 @@ from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
 from meshwright.planner.finishing.tables import facts_of
+from meshwright.planner.pins.cache_pins import TablesCached
 from meshwright.planner.pins.decisions_kept import broken
 from meshwright.planner.pins.parameter_pins import paths_of
 from meshwright.planner.problem.predict import excess_bytes
@@ -40,13 +41,18 @@ class _CountedTable:
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan, if it does not fit, with caches for all tables that may have one: the largest that
     fit, which miss least. Replicas share the rows of a table out, else copies of those that do keep
-    a cache each, where a pin asks for copies or nothing else may be."""
+    a cache each, where a pin asks for copies or nothing else may be. And the plan with what is
+    known of the rows of tables of which a pin says how large their caches are."""
+    known = {one.table.path: one for one in _known(problem)}
+    stages = tuple(_counted(problem, plan, index, known) for index in range(len(plan.stages)))
+    if stages != plan.stages:
+        plan = changed(problem, plan, stages=stages)
+        yield plan
     apart = any(device.is_apart for device in problem.tables.devices.values())
     if not apart or not excess_bytes(problem, plan):
         return
     if not update(plan.optimizer).rests_by_default:  # all rows would be stepped, on the host
         return
-    known = {one.table.path: one for one in _known(problem)}
     for store in of_tables() if known else ():
         for shared in (True, False):
             found = [*_fitting(problem, plan, store, known, shared=shared)]
@@ -62,6 +68,33 @@ def _known(problem: Problem) -> Iterator[_CountedTable]:
         found = problem.rows.named(table.path, table.rows, table.lookups)
         if found is not None and table.ids:
             yield _CountedTable(table, MissCurve(*found))
+
+
+def _counted(problem: Problem, plan: Plan, index: int, known: Mapping[str, _CountedTable]) -> Stage:
+    """A stage whose pinned caches miss what they miss of rows that were counted."""
+    stage = plan.stages[index]
+    pinned = [pin for pin in problem.constraints if isinstance(pin, TablesCached)]
+    paths = {t.path for pin in pinned for t in pin.tables(problem.graph)} & known.keys()
+    said = dict(stage.by_parameter)
+    for path in paths & said.keys():
+        store, facts = said[path].store, facts_of(problem, plan, index, known[path].table)
+        if store is None or store.form not in of_tables() or not facts:
+            continue
+        slots = round(float(store.settings["ratio"]) * known[path].table.rows)
+        own = {"ratio": store.settings["ratio"], **_missing(known[path], slots), **facts}
+        told = {name: own.get(name, x) for name, x in store.settings.items()}
+        sync = said[path].sync
+        if sync is not None:
+            new = {name: facts.get(name, x) for name, x in sync.settings.items()}
+            sync = replace(sync, settings=new)
+        said[path] = replace(said[path], store=replace(store, settings=told), sync=sync)
+    return replace(stage, by_parameter=said) if said != stage.by_parameter else stage
+
+
+def _missing(known: _CountedTable, slots: int) -> dict[str, Setting]:
+    """Of a batch, the share of rows that are in none of so many slots, by its setting."""
+    share = known.curve.missing(slots) / known.table.rows
+    return {"missing": min(1.0, max(1e-9, float(f"{share:.4g}")))}
 
 
 def _fitting(
@@ -131,11 +164,8 @@ def _choice(
     """What is said of a table; None if a fact is missing."""
     if not facts:
         return None
-    rows = known.table.rows
-    own: dict[str, Setting] = {
-        **facts, "ratio": min(1.0, slots / rows),
-        "missing": min(1.0, max(1e-9, float(f"{known.curve.missing(slots) / rows:.4g}"))),
-    }  # fmt: skip
+    ratio = min(1.0, slots / known.table.rows)
+    own: dict[str, Setting] = {**facts, "ratio": ratio, **_missing(known, slots)}
     told = FormChoice(form=store, settings={name: own[name] for name in facts_of_store(store)})
     if stage.dp == 1:
         return ParameterChoice(store=told)

@@ -106,6 +106,17 @@ def test_one_argument_says_how_large_caches_are(ranks: int, pin: str, ratio: flo
     for choice in said.values():
         assert choice.store and choice.store.settings["ratio"] == pytest.approx(ratio)
         assert bool(choice.sync) == (ranks == 2)
+    if ranks == 1 or ratio > 0.1:
+        return
+    known = _searched(ranks, 20 * TABLES, pins=(f"parameters * cache={pin}",))
+    assert known.predicted and plan.predicted
+    assert known.predicted.step_s < plan.predicted.step_s  # as most rows that are read have slots
+    for path, choice in known.stages[0].by_parameter.items():
+        before = said[path].store
+        assert choice.store and before and choice.store.form == before.form
+        settings = choice.store.settings
+        assert settings["ratio"] == before.settings["ratio"]
+        assert 0 < float(settings["missing"]) < 0.8 * float(before.settings["missing"])
 
 
 @pytest.mark.parametrize(
