@@ -62,9 +62,8 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
         own = frozenset(name for path in group.paths for name in names[path])
         step = group.update or optimizer
         fold = tuple([axis for axis, _ in stage.model if axis not in dict(group.stage.model)])
-        # A kernel steps all that it is given, and copies of owners have gradients of other rows.
-        alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
-        rests = alone and bool(step) and update(step).rests_by_default
+        # A kernel steps all that it is given.
+        rests = not costs.updates and bool(step) and update(step).rests_by_default
         for names_of in _by_copies(tables, own):
             of = _exchange(tables, group.stage, costs, names_of, rests)
             shapes = _stepped(tables, costs, step, names_of)

@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.forms.flat import sum_over_copies
 from meshwright.forms.owned import AskedRows, OwnedRows
 from meshwright.forms.owned_table import OwnedTable
+from meshwright.forms.owner_copies import sum_rows_over_copies
 from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.running import LaterStep, Lines, Samples, Slot
-from meshwright.ir.comm.collective import What
 
 
 @dataclass(eq=False)
@@ -86,8 +85,7 @@ class LateRows(OwnedRows):
     def _split(self) -> None:
         """Sums the rows that any rank reads next, and lets the others go."""
         tables = self._tables
-        first = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
-        first = self._of_all_copies(first)
+        first = [one.every.unique() for one in self._coming]  # type: ignore[no-untyped-call]
         is_first = [torch.isin(one.found, f) for one, f in zip(self._asked, first, strict=True)]
         each = list(zip(tables, self._asked, self._told_first(is_first), is_first, strict=True))
         now = [_Part.of(table, one, mine, theirs) for table, one, mine, theirs in each]
@@ -127,36 +125,15 @@ class LateRows(OwnedRows):
             "gradients",
         )
 
-    def _of_all_copies(self, first: list[Tensor]) -> list[Tensor]:
-        """The rows that any rank of any copy of the owners reads next."""
-        peers, sizes = self._lines.copies, [len(table.shard) for table in self._tables]
-        if peers.group is None:
-            return first
-        starts = [table.start for table in self._tables]
-        marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=first[0].device)
-        for mark, rows, start in zip(torch.split(marks, sizes), first, starts, strict=True):
-            mark[rows - start] = 1
-        what = What(
-            "gradients", self._lines.stage, peers.axis, "all_reduce", marks.nbytes, peers.size
-        )
-        with self._lines.recorder.collective(what):
-            dist.all_reduce(marks, dist.ReduceOp.MAX, group=peers.group)
-        found = torch.split(marks, sizes)
-        return [mark.nonzero()[:, 0] + start for mark, start in zip(found, starts, strict=True)]
-
     def _sum_over_copies(self, totals: Sequence[Tensor], first: Sequence[Tensor]) -> None:
-        """Sums of the first rows become those of all copies, in one message of each dtype."""
+        """Sums of the first rows become those of all copies."""
         if self._lines.copies.group is None:
             return
         each = zip(self._tables, totals, first, strict=True)
         own = [(total, rows - table.start) for table, total, rows in each]
-        for dtype in dict.fromkeys(total.dtype for total in totals):
-            some = [(total, rows) for total, rows in own if total.dtype == dtype]
-            flat = torch.cat([total[rows].reshape(-1) for total, rows in some])
-            sum_over_copies(flat, self._lines)
-            sizes = [len(rows) * total[:1].numel() for total, rows in some]
-            for (total, rows), x in zip(some, torch.split(flat, sizes), strict=True):
-                total.index_copy_(0, rows, x.view(len(rows), *total.shape[1:]))
+        sums = sum_rows_over_copies([total[rows] for total, rows in own], self._lines)
+        for (total, rows), x in zip(own, sums, strict=True):
+            total.index_copy_(0, rows, x)
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
         self._has_stepped = True

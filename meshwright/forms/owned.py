@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meshwright.forms.flat import held_whole, sum_over_copies
 from meshwright.forms.owned_table import OwnedTable
+from meshwright.forms.owner_copies import RowsOfCopies, sum_rows_over_copies
 from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.rows_here import NamedRows, RowsHere
 from meshwright.forms.running import (
@@ -39,6 +40,9 @@ class AskedRows:
     """Numbers of the rows of this rank that ranks want, rank after rank."""
     counts: list[int]
     """How many each."""
+    every: Tensor
+    """Those that ranks of any copy of this one want, each once and ascending; `found` where there
+    are no copies."""
 
     @property
     def rows(self) -> Tensor:
@@ -51,36 +55,46 @@ _Counts = Sequence[Sequence[int]]
 _Start = Callable[[Sequence[Tensor], _Counts, _Counts], Arriving]
 
 
+_ToCopies = Callable[[Sequence[Tensor]], RowsOfCopies]
+
+
 class _Asking:
-    """Telling owners which of their rows this rank wants: how many, then their numbers. What it
-    takes goes on beside what is called in between."""
+    """Telling owners which of their rows this rank wants: how many, then their numbers; then they
+    tell their copies. What it takes goes on beside what is called in between."""
 
     def __init__(
-        self, start: _Start, tables: Sequence[OwnedTable], named: Sequence[NamedRows]
+        self,
+        start: _Start,
+        to_copies: _ToCopies,
+        tables: Sequence[OwnedTable],
+        named: Sequence[NamedRows],
     ) -> None:
-        size, self._start, self._named = tables[0].owners, start, named
+        size, self._start, self._to_copies, self._named = tables[0].owners, start, to_copies, named
         self._numbers: Arriving | None = None
+        self._of_copies: RowsOfCopies | None = None
         self._known: list[AskedRows] | None = None
         if size == 1:  # who is alone asks itself
-            self._known = [AskedRows(x, [len(x.rows)], x.rows, [len(x.rows)]) for x in named]
+            self._owned = self._counts = [[len(x.rows)] for x in named]
+            self._found = [x.rows for x in named]
+            self._of_copies = to_copies(self._found)
             return
         each = list(zip(tables, named, strict=True))
         mine = torch.stack([table.counts(own.rows) for table, own in each])
         self._told = [table.told(own.rows) for table, own in each]
         ones = [1] * size
-        self._owned: list[list[int]] = mine.tolist()
+        self._owned = mine.tolist()
         self._theirs = start([mine.T.contiguous()], [ones], [ones])
 
     def go_on(self) -> None:
         """Owners get to know numbers, unless they know."""
-        if self._known is None:
+        if self._of_copies is None:
             self._tell_numbers()
 
     def _tell_numbers(self) -> Arriving:
         """Owners get to know them, once they know how many."""
         if self._numbers is None:
             (theirs,) = self._theirs.values()
-            self._counts: list[list[int]] = torch.cat(theirs).T.tolist()
+            self._counts = torch.cat(theirs).T.tolist()
             self._numbers = self._start(self._told, self._owned, self._counts)
         return self._numbers
 
@@ -88,8 +102,12 @@ class _Asking:
         """What they know, when they know all."""
         if self._known is not None:
             return self._known
-        found = self._tell_numbers().values()
-        each = zip(self._named, self._owned, map(torch.cat, found), self._counts, strict=True)
+        if self._of_copies is None:
+            self._found = [torch.cat(of) for of in self._tell_numbers().values()]
+            self._of_copies = self._to_copies(self._found)
+        each = zip(
+            self._named, self._owned, self._found, self._counts, self._of_copies.end(), strict=True
+        )
         self._known = [AskedRows(*one) for one in each]
         return self._known
 
@@ -177,7 +195,7 @@ class OwnedRows(SyncRun):
         """Tables are told of batches that they have not been told of."""
         for one in asking[self._foreseen :]:
             for table, asked in zip(self._tables, one.end(), strict=True):
-                table.foresee(asked.found)
+                table.foresee(asked.every)
         self._foreseen = len(asking)
 
     def _ask_no_more(self) -> None:
@@ -239,16 +257,24 @@ class OwnedRows(SyncRun):
     def finish(self) -> None:
         asked = self._asked or self._ask([t.here.named for t in self._tables], "gradients")
         leaving, self._leaving = self._leaving or self._leave(asked), None
+        arrived = leaving.values()
+        del leaving  # and with it what was sent
         self._some = []
-        for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
+        rows: list[tuple[OwnedTable, Tensor, Sequence[Tensor]]] = []
+        for table, one, came in zip(self._tables, asked, arrived, strict=True):
             table.slot.whole.grad = table.shard.grad = None
-            if self._lines.copies.size > 1 or table.slot.param.sum_over:
-                # Others have gradients of other rows, which are added to these.
+            if table.slot.param.sum_over:
+                # Ranks along model axes have gradients of other rows, which are added to these.
                 table.shard.grad = table.total()
                 table.add(table.shard.grad, one.found - table.start, came)
                 sum_over_copies(table.shard.grad, self._lines)
+            elif self._lines.copies.size > 1:
+                own = came[0].new_zeros((len(one.every), *came[0].shape[1:]))
+                table.add(own, torch.searchsorted(one.every, one.found), came)
+                rows.append((table, one.every, [own]))
             else:
-                self._some.append(table.summed(one.found, came))
+                rows.append((table, one.found, came))
+        self._some = [table.summed(own, x) for table, own, x in self._over_copies(rows)]
         replaced = {id(some.of): some.part for some in self._some}
         self._reduced = tuple(
             replace(held, tensor=replaced[id(held.tensor)], rows=None)
@@ -256,6 +282,15 @@ class OwnedRows(SyncRun):
             else held
             for held in self.held
         )
+
+    def _over_copies(
+        self, rows: list[tuple[OwnedTable, Tensor, Sequence[Tensor]]]
+    ) -> list[tuple[OwnedTable, Tensor, Sequence[Tensor]]]:
+        """The same, summed over copies, if there are any."""
+        if self._lines.copies.size == 1 or not rows:
+            return rows
+        sums = sum_rows_over_copies([own for _, _, (own,) in rows], self._lines)
+        return [(table, own, [x]) for (table, own, _), x in zip(rows, sums, strict=True)]
 
     @property
     def reduced(self) -> tuple[Held, ...]:
@@ -326,7 +361,7 @@ class OwnedRows(SyncRun):
         self._asked, self._widened = asked, False
         each = list(zip(self._tables, asked, strict=True))
         for table, one in each if trained else ():
-            table.admit(one.found)
+            table.admit(one.every)
         arriving = start_parts(
             self._lines,
             [torch.split(table.owned(one.found), one.counts) for table, one in each],
@@ -341,7 +376,8 @@ class OwnedRows(SyncRun):
         return self._begin_to_ask(rows, purpose).end()
 
     def _begin_to_ask(self, rows: Sequence[NamedRows], purpose: Purpose) -> _Asking:
-        return _Asking(partial(self._start, purpose=purpose), self._tables, rows)
+        to_copies = partial(RowsOfCopies, lines=self._lines, purpose=purpose)
+        return _Asking(partial(self._start, purpose=purpose), to_copies, self._tables, rows)
 
     def _start(
         self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose

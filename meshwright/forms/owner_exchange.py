@@ -56,18 +56,22 @@ def exchange_of_owners(
             # From the ids of a batch to the rows of the next.
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
                     calls=ops_of_rows(owners)),
+            # Values and sums of those that come, on who has most of them.
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=2,
-                 share="stepped", steps="some"),
+                 share="most", steps="some"),
             Rewrite(what="gradients", unit="bucket", at=Event.END, steps="some",
                     moved=(_TAKEN + 1) * stepped / owners),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **rows),  # type: ignore[arg-type]
+            # Copies of owners sum rows that any of them has a gradient of.
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
-                 unit="bucket", at=Event.END, until=Event.END, of_part=True),
+                 unit="bucket", at=Event.END, until=Event.END, of_part=True, share="stepped"),
             Send(what="parameters", share="numbers", **numbers, **now),  # type: ignore[arg-type]
+            _TOLD,
             Send(what="parameters", share="rows", **rows, **now),  # type: ignore[arg-type]
         ),
         stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest,
-                "stepped": stepped},
+                "stepped": stepped, "most": min(1.0, stepped * busiest),
+                "told": _told(owners, each, row_bytes, stepped, to_all)},
         stepped="stepped",
     )  # fmt: skip
 
@@ -96,8 +100,6 @@ def exchange_of_late_owners(
               "of_part": True, **end}  # fmt: skip
     # Who is told of all rows that ranks ask for knows which go first; others are told, by a byte.
     answer = 0.0 if to_all else _MARK_BYTES / row_bytes
-    # A part has all rows, of a part of their columns, or some rows whole.
-    marks = _MARK_BYTES / row_bytes * (owners if to_all else 1)
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -112,18 +114,31 @@ def exchange_of_late_owners(
                     calls=ops_of_rows(owners)),
             Send(share="first", joint=True, **rows, **end),  # type: ignore[arg-type]
             Send(share="late", lag=1, **rows, **end),  # type: ignore[arg-type]
-            # Copies of owners agree on which rows are first, on the sums of these, and later on
-            # those of all.
-            Send(share="marks", **copies),  # type: ignore[arg-type]
+            # Copies of owners agree on sums of the rows that go first, and later on those of all.
             Send(share="stepped", **copies),  # type: ignore[arg-type]
             Send(**copies),  # type: ignore[arg-type]
             Send(share="numbers", **numbers, **now),  # type: ignore[arg-type]
+            _TOLD,
             Send(share="here", **rows, **now),  # type: ignore[arg-type]
         ),
         stated={"here": each, "busiest": busiest, "first": each * (prior + answer),
                 "late": each * (1 - prior), "numbers": each * ID_BYTES / row_bytes,
-                "stepped": stepped, "marks": min(1.0, marks)},
+                "stepped": stepped, "told": _told(owners, each, row_bytes, stepped, to_all)},
     )  # fmt: skip
+
+
+_TOLD = Send(
+    what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_replicate", unit="bucket",
+    at=Event.UPDATED, until=Event.UPDATED, of_part=True, share="told", by_rank=True,
+)  # fmt: skip
+"""Copies of owners tell each other which rows they are asked for."""
+
+
+def _told(owners: int, each: float, row_bytes: int, stepped: float, to_all: bool) -> float:
+    """Bytes of the numbers that one copy of an owner tells the others, per byte of its part: of
+    rows that the owners' own ranks ask for, taken to be others each."""
+    # A part has all rows, of a part of their columns, or some rows whole.
+    return min(stepped, each * owners) * ID_BYTES / row_bytes * (owners if to_all else 1)
 
 
 def ops_of_rows(owners: int) -> float:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.running import Lines
+from meshwright.forms.running import Lines, Peers
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.profile.measured import Purpose
@@ -86,28 +86,31 @@ def start_parts(
     parts: Sequence[Sequence[Tensor]],
     shapes: Sequence[Shapes],
     purpose: Purpose,
+    peers: Peers | None = None,
 ) -> Arriving:
-    """Sends parts of each tensor, one to each rank of dp_shard, which must not be written before
-    they have arrived; `shapes`: of those that come."""
-    if lines.shards.group is None:
+    """Sends parts of each tensor, one to each of `peers` (the ranks of dp_shard if None), which
+    must not be written before they have arrived; `shapes`: of those that come."""
+    peers = peers or lines.shards
+    if peers.group is None:
         return Arriving([_Own(list(range(len(parts))), parts)] if parts else [])
     messages = []
     for dtype in dict.fromkeys(of[0].dtype for of in parts):
         own = [index for index, of in enumerate(parts) if of[0].dtype == dtype]
         into = [shapes[index] for index in own]
-        messages.append(_message(lines, own, [parts[index] for index in own], into, purpose))
+        sent = [parts[index] for index in own]
+        messages.append(_message(lines, peers, own, sent, into, purpose))
     return Arriving(messages)
 
 
 def _message(
     lines: Lines,
+    peers: Peers,
     tensors: list[int],
     parts: Sequence[Sequence[Tensor]],
     shapes: list[Shapes],
     purpose: Purpose,
 ) -> _Message:
     """One message to each rank: its part of each tensor, one after the other."""
-    peers = lines.shards
     by_rank = list(zip(*parts, strict=True))
     flat = torch.cat([x.reshape(-1) for to in by_rank for x in to])
     goes = [sum(x.numel() for x in to) for to in by_rank]

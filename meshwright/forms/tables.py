@@ -72,8 +72,7 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
             who = "the owner of a row" if apart else "every replica"
             step = choice.update or plan.optimizer
             alone = f", which looks at {Reach.ELEMENT.value}" * apart
-            copies = view.mesh.get("dp_replicate", 1) > 1
-            rests = step in UPDATES and update(step).rests_by_default and not copies
+            rests = step in UPDATES and update(step).rests_by_default
             some = bool(exchange_of(view, rests=rests).stepped)
             when = "where it has a gradient" if some else "with a gradient or without"
             why = ", and what has none stays as it is" * some

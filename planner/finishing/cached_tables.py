@@ -3,7 +3,7 @@ for, shared out among tables by what their caches would miss."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import cast
 
 from meshwright.forms.cache.curves import MissCurve, shared_out
@@ -17,6 +17,7 @@ from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
 from meshwright.planner.finishing.tables import facts_of
+from meshwright.planner.pins.cache_pins import TablesCached
 from meshwright.planner.pins.decisions_kept import broken
 from meshwright.planner.pins.parameter_pins import paths_of
 from meshwright.planner.problem.predict import excess_bytes
@@ -39,15 +40,25 @@ class _CountedTable:
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan, if it does not fit, with caches for all tables that may have one: the largest that
-    fit, which miss least."""
+    fit, which miss least. Replicas share the rows of a table out, else copies of those that do keep
+    a cache each, where a pin asks for copies or nothing else may be. And the plan with what is
+    known of the rows of tables of which a pin says how large their caches are."""
+    known = {one.table.path: one for one in _known(problem)}
+    stages = tuple(_counted(problem, plan, index, known) for index in range(len(plan.stages)))
+    if stages != plan.stages:
+        plan = changed(problem, plan, stages=stages)
+        yield plan
     apart = any(device.is_apart for device in problem.tables.devices.values())
     if not apart or not excess_bytes(problem, plan):
         return
     if not update(plan.optimizer).rests_by_default:  # all rows would be stepped, on the host
         return
-    known = {one.table.path: one for one in _known(problem)}
     for store in of_tables() if known else ():
-        yield from _fitting(problem, plan, store, known)
+        for shared in (True, False):
+            found = [*_fitting(problem, plan, store, known, shared=shared)]
+            yield from found
+            if found:
+                break
 
 
 def _known(problem: Problem) -> Iterator[_CountedTable]:
@@ -59,10 +70,37 @@ def _known(problem: Problem) -> Iterator[_CountedTable]:
             yield _CountedTable(table, MissCurve(*found))
 
 
+def _counted(problem: Problem, plan: Plan, index: int, known: Mapping[str, _CountedTable]) -> Stage:
+    """A stage whose pinned caches miss what they miss of rows that were counted."""
+    stage = plan.stages[index]
+    pinned = [pin for pin in problem.constraints if isinstance(pin, TablesCached)]
+    paths = {t.path for pin in pinned for t in pin.tables(problem.graph)} & known.keys()
+    said = dict(stage.by_parameter)
+    for path in paths & said.keys():
+        store, facts = said[path].store, facts_of(problem, plan, index, known[path].table)
+        if store is None or store.form not in of_tables() or not facts:
+            continue
+        slots = round(float(store.settings["ratio"]) * known[path].table.rows)
+        own = {"ratio": store.settings["ratio"], **_missing(known[path], slots), **facts}
+        told = {name: own.get(name, x) for name, x in store.settings.items()}
+        sync = said[path].sync
+        if sync is not None:
+            new = {name: facts.get(name, x) for name, x in sync.settings.items()}
+            sync = replace(sync, settings=new)
+        said[path] = replace(said[path], store=replace(store, settings=told), sync=sync)
+    return replace(stage, by_parameter=said) if said != stage.by_parameter else stage
+
+
+def _missing(known: _CountedTable, slots: int) -> dict[str, Setting]:
+    """Of a batch, the share of rows that are in none of so many slots, by its setting."""
+    share = known.curve.missing(slots) / known.table.rows
+    return {"missing": min(1.0, max(1e-9, float(f"{share:.4g}")))}
+
+
 def _fitting(
-    problem: Problem, plan: Plan, store: str, known: Mapping[str, _CountedTable]
+    problem: Problem, plan: Plan, store: str, known: Mapping[str, _CountedTable], *, shared: bool
 ) -> Iterator[Plan]:
-    """By halves, until the largest caches that fit are known well."""
+    """By halves, until the largest caches that fit are known well; `shared`: as of `_with`."""
     sizes = {path: float(one.table.row_bytes) for path, one in known.items()}
     least = {path: ceil(AT_ONCE * one.curve.read()) for path, one in known.items()}
     curves = {path: one.curve for path, one in known.items()}
@@ -76,7 +114,7 @@ def _fitting(
     for _ in range(HALVINGS):
         slots = shared_out(curves, sizes, least, budget)
         stages = tuple(
-            _with(problem, plan, index, stage, store, known, slots, facts)
+            _with(problem, plan, index, stage, store, known, slots, facts, shared=shared)
             for index, stage in enumerate(plan.stages)
         )
         made = replace(plan, stages=stages, predicted=None)
@@ -106,10 +144,12 @@ def _with(
     known: Mapping[str, _CountedTable],
     slots: Mapping[str, int],
     facts: Mapping[tuple[int, str], Mapping[str, Setting]],
+    *,
+    shared: bool,
 ) -> Stage:
-    """A stage whose tables have caches; replicas share out what they would hold each."""
-    shared = {**stage.mesh, "dp_replicate": 1, "dp_shard": _dp(stage)}
-    tried = stage if stage.dp == 1 else replace(stage, mesh=shared)
+    """A stage whose tables have caches; `shared`: all replicas share rows out."""
+    mesh = {**stage.mesh, "dp_replicate": 1, "dp_shard": stage.dp} if shared else stage.mesh
+    tried = stage if stage.dp == 1 else replace(stage, mesh=mesh)
     paths = paths_of(problem.graph, plan.stage_blocks(problem.graph, index))
     for path in (path for path in known if path in paths and path not in stage.by_parameter):
         choice = _choice(tried, store, known[path], slots[path], facts[index, path])
@@ -118,21 +158,14 @@ def _with(
     return tried if tried.by_parameter != stage.by_parameter else stage
 
 
-def _dp(stage: Stage) -> int:
-    return prod([stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)])
-
-
 def _choice(
     stage: Stage, store: str, known: _CountedTable, slots: int, facts: Mapping[str, Setting]
 ) -> ParameterChoice | None:
     """What is said of a table; None if a fact is missing."""
     if not facts:
         return None
-    rows = known.table.rows
-    own: dict[str, Setting] = {
-        **facts, "ratio": min(1.0, slots / rows),
-        "missing": min(1.0, max(1e-9, float(f"{known.curve.missing(slots) / rows:.4g}"))),
-    }  # fmt: skip
+    ratio = min(1.0, slots / known.table.rows)
+    own: dict[str, Setting] = {**facts, "ratio": ratio, **_missing(known, slots)}
     told = FormChoice(form=store, settings={name: own[name] for name in facts_of_store(store)})
     if stage.dp == 1:
         return ParameterChoice(store=told)

@@ -39,7 +39,7 @@ class TablesCached(ParametersAs):
         """Returns a stage that runs these blocks with caches for such tables, where they go with
         what else it does."""
         known = paths_of(graph, blocks)
-        for table in self._tables(graph):
+        for table in self.tables(graph):
             choice = self._of(graph, stage, table)
             fits = choice is not None and not any(of_stage(as_for(stage, choice), ""))
             if table.path in known and choice is not None and fits:
@@ -51,7 +51,7 @@ class TablesCached(ParametersAs):
         ratio = self._ratio(graph)
         for index, stage in enumerate(plan.stages):
             known = paths_of(graph, plan.stage_blocks(graph, index))
-            for table in self._tables(graph):
+            for table in self.tables(graph):
                 choice = choice_of(stage.by_parameter, table.path)
                 store = choice.store if choice else None
                 if table.path in known and not (
@@ -62,14 +62,15 @@ class TablesCached(ParametersAs):
 
     def check(self, graph: Graph) -> None:
         """PlanError if it names no table that may have a cache, or no size."""
-        if not self._tables(graph):
+        if not self.tables(graph):
             known = [table.path for table in tables_of(graph) if table.ids]
             near = nearest(self.pattern, known)
             has = f"nearest is {near!r}" if near else "the model has none"
             raise PlanError(f"constraint '{self}': no such table whose rows an input names; {has}")
         self._ratio(graph)
 
-    def _tables(self, graph: Graph) -> list[EmbeddingTable]:
+    def tables(self, graph: Graph) -> list[EmbeddingTable]:
+        """Returns the tables that it names, of those whose rows an input names."""
         known = {table.path: table for table in tables_of(graph) if table.ids}
         return [known[path] for path in self._named(known)]
 
@@ -88,15 +89,15 @@ class TablesCached(ParametersAs):
             nbytes = parse_quantity(text, "bytes")
             if not isinstance(nbytes, int | float):
                 raise wrong
-            every = sum(table.rows * table.row_bytes for table in self._tables(graph))
+            every = sum(table.rows * table.row_bytes for table in self.tables(graph))
             found = min(1.0, float(nbytes) / every)
         if not 1e-9 <= found <= 1:
             raise wrong
         return found
 
     def _of(self, graph: Graph, stage: Stage, table: EmbeddingTable) -> ParameterChoice | None:
-        """What is said of a table. As nobody has counted, all look-ups are taken to be of rows of
-        their own that are in no slot."""
+        """What is said of a table. As long as nobody has counted, all look-ups are taken to be of
+        rows of their own that are in no slot (`planner.finishing.cached_tables`)."""
         most = max(stage.batch_shares, default=1) / max(1, sum(stage.batch_shares))
         every = min(1.0, table.lookups / table.rows)
         each = min(1.0, ceil(table.lookups * most) / table.rows)

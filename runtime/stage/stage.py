@@ -332,6 +332,7 @@ class StageModule(nn.Module):
                     edges, arriving = self._starts(index, tape, gradients)
                     if edges:
                         run_backward(edges, arriving)
+                    del edges, arriving  # nothing holds them while gradients of parameters go
             self._forget(index, tape)
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)

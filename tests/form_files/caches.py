@@ -42,7 +42,7 @@ def plan_of(
     said = {}
     for path, ids in IDS.items():
         store = FormChoice(form="cached", settings={"ids": ids, **settings})
-        shared = ranks > 1 and not sizes
+        shared = mesh.get("dp_shard", 1) > 1
         sync = FormChoice(form="owned_rows", settings={"ids": ids}) if shared else None
         said[path] = ParameterChoice(zero=1 if shared else 0, sync=sync, store=store)
     return replace(plan, stages=tuple(replace(s, by_parameter=said) for s in plan.stages))

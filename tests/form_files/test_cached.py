@@ -53,6 +53,33 @@ def test_training_is_that_of_one_process_without(ranks: int, prefetch: int) -> N
                 assert words.slots == 48 and words.written > 100
 
 
+COPIES = {"zero": 1, "dp_shard": 2, "dp_replicate": 2}
+"""Two copies of two owners."""
+
+
+def test_copies_of_owners_have_a_cache_each(tmp_path: Any) -> None:
+    """Each has the rows that the batch of any of them reads, whichever optimizer steps them;
+    batches that come are known, or not; a checkpoint goes on without copies."""
+    without = plan_of(4, "adagrad", ratio=0.5)
+    broken = {"broken": str(tmp_path / "kept"), "then": without, "depth": 1}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("adagrad", {"ratio": 0.4, "policy": "lru", "prefetch": 2}, {"depth": 2}),
+        ("sgd", {"ratio": 0.5, "prefetch": 0}, {"clip": 0.3, "read": True}),
+        ("adamw", {"ratio": 0.4}, {"depth": 1}), ("adagrad", {"ratio": 0.3}, broken),
+    ]  # fmt: skip
+    plans = [plan_of(4, name, sizes=COPIES, **told) for name, told, _ in cases]
+    assert not [finding for plan in plans for finding in findings(plan)]
+    with shaped(LINK):
+        every = run_ranks(4, all_trained, [
+            (plan, how) for plan, (_, _, how) in zip(plans, cases, strict=True)
+        ])  # fmt: skip
+    for number, (name, _, how) in enumerate(cases):
+        assert_equal(every[0][number], alone(plain, name, 0.05, how.get("clip")))
+    of_first = [rank[0][2][0] for rank in every]
+    # Ranks 0 and 2 own the same rows, of which the batch of all is read.
+    assert of_first[0] == of_first[2] and of_first[0].written > 40
+
+
 def test_model_axes_and_stages_beside_it() -> None:
     """Tables by columns over tp, and one stage of two that has them."""
     sizes: list[dict[str, int]] = [{"tp": 2}, {"pp": 2}]
@@ -159,8 +186,9 @@ def test_accumulated_batches_and_validation_between() -> None:
             wanted.append(float(loss.detach()))
         stepped.step()
         wanted.append(float(own(*batch(7)).detach()))
-    for ranks in (1, 2):
-        found = run_ranks(ranks, _accumulated, plan_of(ranks, "adagrad", ratio=0.9))[0]
+    for ranks, sizes in ((1, None), (2, None), (4, COPIES)):
+        plan = plan_of(ranks, "adagrad", sizes=sizes, ratio=0.9)
+        found = run_ranks(ranks, _accumulated, plan)[0]
         assert found == pytest.approx(wanted, rel=1e-10)
 
 

@@ -114,7 +114,7 @@ def test_the_table_says_so() -> None:
     told = {"rows_each": 0.01, "row_bytes": 64, "ids": "0"}
     choice = replace(choice, sync=replace(choice.sync, settings=told))
     exchange = exchange_of(as_for(stage, choice))
-    numbers, rows = exchange.published
+    numbers, _, rows = exchange.published
     assert exchange.sent(numbers, 6400.0, 4) == pytest.approx(4 * 8)
     assert exchange.sent(rows, 6400.0, 4) == pytest.approx(4 * 64)
     assert exchange.load(rows) == 1.0

@@ -73,12 +73,18 @@ def test_rows_with_a_gradient_alone_give_the_same(form: str) -> None:
             assert set(rows) == {every}, kind
 
 
-def test_copies_of_owners_step_all() -> None:
-    """Each has gradients of other rows."""
+def test_copies_of_owners_step_rows_that_any_of_them_has() -> None:
+    """Each has gradients of other rows; where all rows change, all are stepped."""
     plan = plan_of(4, "sgd", dp_replicate=2, dp_shard=2)
-    (own, rows), *_ = run_ranks(4, trained, [(plan, "adagrad", None)])[0]
-    assert_equal(own, alone(_plain, "adagrad", None))
-    assert set(rows) == {-(-VOCAB // 2)}
+    cases = [(plan, kind, 0.3) for kind in ("adagrad", "adamw")]
+    every, wide = run_ranks(4, trained, cases), -(-VOCAB // 2)
+    for number, (_, kind, clip) in enumerate(cases):
+        assert_equal(every[0][number][0], alone(_plain, kind, clip))
+    read = [batch(step)[0].unique() for step in range(STEPS)]
+    for rank, first in enumerate((0, wide, 0, wide)):
+        own = [int(((rows >= first) & (rows < first + wide)).sum()) for rows in read]
+        assert every[rank][0][1] == own
+        assert set(every[rank][1][1]) == {wide if not first else VOCAB - wide}
 
 
 def test_what_rests_is_what_stays() -> None:

@@ -161,7 +161,7 @@ def sent_and_received(
     plan: Plan, shares: tuple[int, ...], again: bool = False
 ) -> dict[str, list[int]]:
     """Bytes of rows and their numbers that go to other ranks, and that come, in the third step;
-    `copies`: that are summed with those of other owners of the same."""
+    `copies`: that are told to other owners of the same, or summed with theirs."""
     batches = [
         (again_ids(step, len(shares)) if again else ids_of(shares, step),) for step in range(4)
     ]
@@ -179,7 +179,11 @@ def sent_and_received(
 
     def counted(out: Tensor, x: Tensor, received: Any, sent: Any, **more: Any) -> Any:
         me, row = dist.get_rank(more["group"]), x[:1].nbytes or out[:1].nbytes
-        if x.shape != (2,):  # numbers of rows of each rank
+        if x.shape == (2,):  # numbers of rows of each rank
+            pass
+        elif more["group"] is job.parts.lines[0].copies.group:
+            found.setdefault("copies", [0])[0] += row * (sum(sent) - sent[me])
+        else:
             last[:] = (row * (sum(each) - each[me]) for each in (sent, received))
         return exchange(out, x, received, sent, **more)
 
@@ -293,15 +297,15 @@ def test_bytes_of_late_rows(form: str, answer: int, numbers: int) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("form", "answer", "numbers", "marks"),
-    [("late_rows", 1, 2 * 8, ROWS // 2), ("late_columns", 0, 4 * 8, ROWS),
-     ("owned_rows", 0, 2 * 8, 0), ("owned_columns", 0, 4 * 8, 0)],
+    ("form", "answer", "numbers", "told", "late"),
+    [("late_rows", 1, 2 * 8, 4 * 8, 1), ("late_columns", 0, 4 * 8, 8 * 8, 1),
+     ("owned_rows", 0, 2 * 8, 4 * 8, 0), ("owned_columns", 0, 4 * 8, 8 * 8, 0)],
 )  # fmt: skip
 def test_bytes_of_rows_among_copies_of_owners(
-    form: str, answer: int, numbers: int, marks: int
+    form: str, answer: int, numbers: int, told: int, late: int
 ) -> None:
-    """Two copies of two owners sum their whole parts; where some rows go first they agree on those
-    before, by a byte for each that they have, and sum them. The dense part is summed beside."""
+    """Two copies of two owners tell each other which rows they are asked for, and sum those; where
+    some rows go first, their whole parts later. The dense part is summed beside."""
     dense = (16 // 2 * 4 + 16 // 2 + 16 + 1) * 8  # rows of its parameters, of which one has one row
     plan = late_plan(0.5, form=form, copies=2)
     assert plan.predicted and plan.predicted.detail
@@ -311,8 +315,8 @@ def test_bytes_of_rows_among_copies_of_owners(
         said[key] = said.get(key, 0) + sent.nbytes
     assert said["gradients", form] == 2 * (32 + answer)
     assert said["parameters", form] == 2 * 32 + numbers
-    first = 16 // 2 * 32 if marks else 0  # of 16 rows of all ranks, an owner's
-    assert said["dp_replicate", form] == marks + first + ROWS // 2 * 32
+    some, whole = 16 // 2 * 32, ROWS // 2 * 32  # an owner's, of 16 rows of all ranks, and of all
+    assert said["dp_replicate", form] == told + some + late * whole
     for rank in run_ranks(4, sent_and_received, plan, (4, 4, 4, 4), True):
         assert rank["gradients"][0] == said["gradients", form]
         assert rank["parameters"][0] == said["parameters", form]

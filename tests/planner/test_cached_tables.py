@@ -64,15 +64,18 @@ def _searched(
     return search_problem(problem)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_search_caches_tables_that_do_not_fit(ranks: int) -> None:
-    """Within the memory, and as large as that allows."""
-    memory = TABLES // ranks // 2
-    plan = _searched(ranks, memory)
+@pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 1), (4, 2)])
+def test_search_caches_tables_that_do_not_fit(ranks: int, copies: int) -> None:
+    """Within the memory, and as large as that allows; copies of owners where somebody asks for
+    them."""
+    memory = TABLES // (ranks // copies) // 2
+    pins = (f"dp_replicate={copies}", f"dp_shard={ranks // copies}") if copies > 1 else ()
+    plan = _searched(ranks, memory, pins=pins)
+    assert plan.stages[0].mesh["dp_replicate"] == copies
     assert plan.predicted and not [f for f in plan.verify() if f.severity == "error"]
     used = plan.predicted.stages[0].memory.used_bytes
     forms = {said.sync.form for said in plan.stages[0].by_parameter.values() if said.sync}
-    assert forms == ({"owned_rows"} if ranks == 2 else set())
+    assert forms == ({"owned_rows"} if ranks > 1 else set())
     stores = {path: said.store for path, said in plan.stages[0].by_parameter.items()}
     assert {path: store.form for path, store in stores.items() if store} == {
         "many.weight": "cached", "few.weight": "cached"
@@ -103,6 +106,17 @@ def test_one_argument_says_how_large_caches_are(ranks: int, pin: str, ratio: flo
     for choice in said.values():
         assert choice.store and choice.store.settings["ratio"] == pytest.approx(ratio)
         assert bool(choice.sync) == (ranks == 2)
+    if ranks == 1 or ratio > 0.1:
+        return
+    known = _searched(ranks, 20 * TABLES, pins=(f"parameters * cache={pin}",))
+    assert known.predicted and plan.predicted
+    assert known.predicted.step_s < plan.predicted.step_s  # as most rows that are read have slots
+    for path, choice in known.stages[0].by_parameter.items():
+        before = said[path].store
+        assert choice.store and before and choice.store.form == before.form
+        settings = choice.store.settings
+        assert settings["ratio"] == before.settings["ratio"]
+        assert 0 < float(settings["missing"]) < 0.8 * float(before.settings["missing"])
 
 
 @pytest.mark.parametrize(

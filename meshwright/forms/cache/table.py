@@ -218,12 +218,6 @@ class CachedTable(OwnedTable):
         own = (rows - self.start).cpu()
         return self.moving.read(own, torch.from_numpy(self.map.at(own.numpy())))
 
-    def total(self) -> Tensor:
-        raise PlanError(
-            f"{self.path} has a cache, and copies of its rows on other ranks; nearest is "
-            "dp_replicate 1, or no store for it"
-        )
-
     def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
         self._beside.join()
         if self._now is None or self._now.named is not found:

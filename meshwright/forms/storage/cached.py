@@ -5,7 +5,8 @@ Rows that a batch reads come before it, and with `prefetch` under the steps befo
 them is a policy's to say. Blocks have the rows of their batch alone, which are stepped in the slots
 where a gradient of zero changes nothing; by an optimizer that changes all rows in each step, all
 are stepped on the host. A form whose tables have owners brings the rows to who reads them;
-without replicas a rank asks itself.
+without replicas a rank asks itself. Copies of owners (dp_replicate) have a cache each, with the
+rows that the batch of any copy reads, as all step these.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,12 +87,6 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
     yield from wrong_settings("cached", _SETTINGS, stage.store.settings)
     if not stage.store.settings.get("ids"):
         yield "cached has the rows that an input names, and ids names none", "ids of an input"
-    if stage.mesh.get("dp_replicate", 1) > 1:
-        yield (
-            "cached has one owner for each row; with dp_replicate a copy of it would have to bring "
-            "from its host, between backward and step, all rows that only other copies read",
-            f"dp_replicate 1 and dp_shard {stage.dp}, which have as many replicas",
-        )
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
