@@ -21,8 +21,9 @@ changed in view of rows is changed in view of the first. Mechanisms older than 2
 evening, had all rows in view.
 
 Errors are relative; above zero means predicted too slow or too large. `in band` is the share of
-rows whose step took what the plan says, give or take the error that it states. `rank` is Spearman's
-correlation of step times.
+rows whose step took what the plan says, give or take the error that it states; in brackets, how
+many times as wide bands would have to be for four fifths of such runs (split conformal: the
+quantile of errors over bands). `rank` is Spearman's correlation of step times.
 """
 
 LOG = """\

@@ -32,11 +32,12 @@ _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 _TITAN = Stack("torchtitan", keeps_gathered=True)
 _TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
 _TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
+_AUTOMODEL = Stack("automodel", keeps_gathered=True)
 _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
-    (("automodel",), Stack("automodel", keeps_gathered=True)),
+    (("automodel",), _AUTOMODEL),
     (("torchtitan", "fsdp2"), _TITAN),
     # configs/7B_sft.py: bf16 gradients.
     (("internevo",), Stack("internevo", sums_half=True)),
@@ -77,6 +78,9 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
         return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
+    # Its gpt-oss has `attn: flex` (examples/llm_benchmark/gpt_oss).
+    if stack is _AUTOMODEL and row.shape.window:
+        return replace(stack, style="automodel-flex")
     if stack is _BLOOM and "fp32 gradients" in row.precision:
         return replace(stack, style="bloom-bf16", sums_half=False)
     if stack is not _NANOTRON:
