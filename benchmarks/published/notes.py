@@ -44,7 +44,10 @@ LOG = """\
   a token travels is part of the style (`Style.token_to`), and so is what putting tokens into order,
   gates and bringing tokens back take beside the products (`Style.fused_experts`). Experts that are
   not gated have no place in these models: left out. An all-to-all beside another micro-batch's work
-  (Megatron's `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
+  (Megatron's `moe_a2a_overlap`) is not priced, and neither is a pipeline that empties between local
+  batches (AutoModel's Kimi K2 and its DeepSeek-V3 on 1,024 GPUs).
+- Vocabularies are padded as Megatron pads them, to multiples of 128 times the ranks of tensor
+  parallelism; without that a shard of BLOOM's has an odd number of rows.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
   stack's list of operators.

@@ -1,6 +1,6 @@
 """NeMo AutoModel with torch's FlexAttention, as its gpt-oss has it, whose heads have sinks: 0.9 of
-the rate of FlashAttention 2 forward and 0.85 backward (PyTorch's own measurement, August 2024), of
-which the device's curve is."""
+the rate of FlashAttention 2 forward and 0.85 backward (from memory: PyTorch on FlexAttention,
+August 2024), of which the device's curve is."""
 
 from dataclasses import replace
 
