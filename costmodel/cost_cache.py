@@ -85,7 +85,7 @@ class CostTables:
         self.profile = profile
         self.bucket_bytes = bucket_bytes or self.run_as.bucket_bytes or BUCKET_BYTES
         """Gradients that are reduced together."""
-        self.facts = GraphFacts.of(graph, known_precision(precision))
+        self.facts = GraphFacts.of(graph, self.run_as.numbers(known_precision(precision)))
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}

@@ -21,8 +21,9 @@ changed in view of rows is changed in view of the first. Mechanisms older than 2
 evening, had all rows in view.
 
 Errors are relative; above zero means predicted too slow or too large. `in band` is the share of
-rows whose step took what the plan says, give or take the error that it states. `rank` is Spearman's
-correlation of step times.
+rows whose step took what the plan says, give or take the error that it states; in brackets, how
+many times as wide bands would have to be for four fifths of such runs (split conformal: the
+quantile of errors over bands). `rank` is Spearman's correlation of step times.
 """
 
 LOG = """\
@@ -43,7 +44,10 @@ LOG = """\
   a token travels is part of the style (`Style.token_to`), and so is what putting tokens into order,
   gates and bringing tokens back take beside the products (`Style.fused_experts`). Experts that are
   not gated have no place in these models: left out. An all-to-all beside another micro-batch's work
-  (Megatron's `moe_a2a_overlap`) and AutoModel's bfloat16 state are not priced.
+  (Megatron's `moe_a2a_overlap`) is not priced, and neither is a pipeline that empties between local
+  batches (AutoModel's Kimi K2 and its DeepSeek-V3 on 1,024 GPUs).
+- Vocabularies are padded as Megatron pads them, to multiples of 128 times the ranks of tensor
+  parallelism; without that a shard of BLOOM's has an odd number of rows.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
   stack's list of operators.

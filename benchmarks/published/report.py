@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, inf
 from statistics import median
 
 from benchmarks.published.route import Prediction, predict
@@ -86,6 +87,24 @@ def errors(values: Iterable[float | None]) -> Errors | None:
     n = len(sizes)
     return Errors(n, median(sizes), sizes[min(n - 1, int(0.9 * n))], sizes[-1], median(signed),
                   sum(s <= 0.08 for s in sizes) / n, sum(s <= 0.25 for s in sizes) / n)  # fmt: skip
+
+
+HELD = 0.8
+"""Share of rows that a plan's band is to hold."""
+
+
+def widening(cases: Iterable[Case]) -> float | None:
+    """Returns by how much bands would have to be as wide for four fifths of unseen runs like these
+    to lie inside: the conformal quantile of errors over bands (Vovk et al. 2005), infinite for
+    fewer rows than that needs; None without rows."""
+    scores = sorted(
+        abs(case.row.step_s / case.prediction.step_s - 1) / case.prediction.band
+        for case in cases if case.row.step_s
+    )  # fmt: skip
+    if not scores:
+        return None
+    place = ceil(HELD * (len(scores) + 1))
+    return scores[place - 1] if place <= len(scores) else inf
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:

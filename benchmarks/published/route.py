@@ -6,7 +6,7 @@ does not say is a file of `ir/styles`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -92,8 +92,10 @@ def asked_of(row: Row, stack: Stack) -> Asked:
     precision = precision_of(row, stack)
     kernels = style(stack.style).kernels
     fused = kernels if isinstance(kernels, tuple) else ()
+    multiple = stack.vocab_multiple * row.parallel.tp
+    shape = replace(row.shape, vocab=-(-row.shape.vocab // multiple) * multiple)
     key = ModelKind(
-        shape=row.shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),
+        shape=shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),
         narrow="fp8" in precision,
     )  # fmt: skip
     graph = _graph(key, row.gbs, row.seq, precision, fused)

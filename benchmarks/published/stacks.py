@@ -23,34 +23,42 @@ class Stack:
     keeps_gathered: bool = False
     """Between micro-batches of a pipeline FSDP neither frees parameters nor reduces gradients:
     what plans of ours call ZeRO 1."""
+    vocab_multiple: int = 1
+    """What a vocabulary is padded to multiples of, times ranks of tensor parallelism."""
     logs_first_stage: bool = False
     """Memory is what the rank of the first stage logged, not the fullest rank's."""
 
 
+_PADDED = 128
+"""Megatron-LM, tokenizer.py: make_vocab_size_divisible_by, NeMo's default, too."""
 _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 # parallelize_llama.py: fsdp_reshard_after_forward; torch's pipelining/stage.py sums gradients.
 _TITAN = Stack("torchtitan", keeps_gathered=True)
 _TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
 _TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
-_BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
+_MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1, vocab_multiple=_PADDED)
+_OLD_MEGATRON = replace(_MEGATRON, style="megatron-2021")
+_NEMO = Stack("nemo", sums_half=True, vocab_multiple=_PADDED)
+_AUTOMODEL = Stack("automodel", keeps_gathered=True)
+_BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True, vocab_multiple=_PADDED)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
-    (("automodel",), Stack("automodel", keeps_gathered=True)),
+    (("automodel",), _AUTOMODEL),
     (("torchtitan", "fsdp2"), _TITAN),
     # configs/7B_sft.py: bf16 gradients.
     (("internevo",), Stack("internevo", sums_half=True)),
     (("llm foundry", "llm-foundry"), Stack("llm-foundry")),
     # fms_fsdp/policies/mixed_precision.py.
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
-    (("sc21",), Stack("megatron-2021", flash=False, dropout=0.1)),
-    (("korthikanti", "selective recompute"), Stack("megatron-2022", flash=False, dropout=0.1)),
+    (("sc21",), _OLD_MEGATRON),
+    (("korthikanti", "selective recompute"), _MEGATRON),
     # Recipes of NeMo and Megatron Bridge: grad_reduce_in_fp32 = False (llama31_llm_pretrain.py).
-    (("deepep", "hybridep"), Stack("nemo-flex", sums_half=True)),
-    (("nemo", "transformer engine", "megatron bridge"), Stack("nemo", sums_half=True)),
-    (("megatron-core",), Stack("megatron")),
+    (("deepep", "hybridep"), replace(_NEMO, style="nemo-flex")),
+    (("nemo", "transformer engine", "megatron bridge"), _NEMO),
+    (("megatron-core",), Stack("megatron", vocab_multiple=_PADDED)),
     (("bigscience", "bloom"), _BLOOM),
-    (("megatron",), Stack("megatron-2022", flash=False, dropout=0.1)),
+    (("megatron",), _MEGATRON),
     (("alpa",), Stack("alpa", flash=False)),
     (("fsdp",), _TITAN),
 )
@@ -77,6 +85,11 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
         return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
+    # Its gpt-oss has `attn: flex` (examples/llm_benchmark/gpt_oss).
+    if stack is _AUTOMODEL and row.shape.window:
+        return replace(stack, style="automodel-flex")
+    if stack is _BLOOM and "asynchronous" in row.system.split(row.table)[0]:
+        return replace(stack, style="bloom-async")
     if stack is _BLOOM and "fp32 gradients" in row.precision:
         return replace(stack, style="bloom-bf16", sums_half=False)
     if stack is not _NANOTRON:

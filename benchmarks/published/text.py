@@ -5,7 +5,15 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.published.notes import HEAD, LOG
 from benchmarks.published.parts import CALIBRATION, REPORT
-from benchmarks.published.report import Case, Errors, Result, errors, feasibility, spearman
+from benchmarks.published.report import (
+    Case,
+    Errors,
+    Result,
+    errors,
+    feasibility,
+    spearman,
+    widening,
+)
 from benchmarks.published.rows import Row, Skip
 
 _WORST = 8
@@ -31,8 +39,7 @@ def _figures(result: Result) -> list[str]:
         pairs = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
         rank = spearman(pairs)
         lines.append(f"step time {_errors(time)}" + (f" rank {rank:.3f}" if rank else ""))
-        held = [case.in_band for case in result.cases if case.in_band is not None]
-        lines.append(f"  within the band that the plan states: {sum(held) / len(held):.0%}")
+        lines.append(f"  within the band that the plan states: {_held(result)}")
         lines += _subsets(result)
     without = Counter(case.row.untimed for case in result.cases if case.row.untimed)
     lines += [f"  no time to compare {n:4}: {why}" for why, n in without.most_common()]
@@ -123,8 +130,16 @@ def _last(result: Result) -> tuple[str, str]:
     """Share of rows within the stated band, and rank correlation."""
     timed = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
     rank = spearman(timed)
+    return _held(result), "" if rank is None else f"{rank:.3f}"
+
+
+def _held(result: Result) -> str:
+    """Share of rows within their bands, and how many times as wide these would have to be."""
     held = [case.in_band for case in result.cases if case.in_band is not None]
-    return f"{sum(held) / len(held):.0%}" if held else "", "" if rank is None else f"{rank:.3f}"
+    times = widening(result.cases)
+    if times is None:
+        return ""
+    return f"{sum(held) / len(held):.0%} (x {times:.2f})"
 
 
 def _section(result: Result) -> list[str]:

@@ -26,6 +26,8 @@ class _Passes:
     width: float
     inner: float
     operators: int
+    of_expert: int = 0
+    """Operators once more for each expert of the rank."""
 
 
 _OURS = _Passes(9, 5, 20), _Passes(11, 26, 40)
@@ -37,8 +39,13 @@ Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
 _OUR_BIASES = _Passes(4, 12, 4), _Passes(15, 18, 8)
 """More where experts have biases, counted alike: each pair's is looked up as a row and added;
 gradients are summed expert by expert."""
-_FUSED_BIASES = _Passes(2, 4, 2), _Passes(1, 2, 2)
-"""Added in place to results of grouped products, and summed; assumption."""
+_SLICED_BIASES = _Passes(14, 8, 6, 2), _Passes(20, 10, 10, 5)
+"""More where experts have biases in stacks whose passes are fused: Megatron-Core's TEGroupedMLP, of
+which NeMo AutoModel has a copy (`_apply_bias`), adds those of the second product to slices of
+results, expert by expert, times router weights in float32, which makes the sums float32 until they
+are concatenated and cast; the gate, with its limits, is made of operators. Counted in their code
+with bytes of float32 twice, both ways; gradients of weights and biases are products and sums of
+their own."""
 
 
 def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
@@ -65,7 +72,7 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
     curve = curve_of(OpClass.COPY, device)
     biases = any(i.is_param and len(i.shape) == 2 for i in op.inputs)
     fused = style.fused_experts
-    of_biases = (_FUSED_BIASES if fused else _OUR_BIASES) if biases else ()
+    of_biases = (_SLICED_BIASES if fused else _OUR_BIASES) if biases else ()
     narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
     counts = [0.0, 0.0]
     seconds = [0.0, 0.0]
@@ -73,7 +80,7 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
         nbytes = 0.0
         for passes in (own, *of_biases[i : i + 1]):
             nbytes += pairs * (passes.width * width + passes.inner * inner) * wide
-            counts[i] += passes.operators
+            counts[i] += passes.operators + passes.of_expert * last.batch
         if narrow:  # inputs of both products, or gradients of their results
             cast = narrow.result if i else narrow.operand
             nbytes += pairs * cast * (width + (1 + i) * inner)

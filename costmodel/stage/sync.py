@@ -213,7 +213,7 @@ class Sync:
         what it takes on average."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
-        sent = self.sent(group, send, nbytes) if send.share else nbytes
+        sent = self.sent(group, send, nbytes)
         seconds = self.collective_s(send.primitive, sent, group.lines.levels(send.axis))
         return seconds if send.lag else seconds / send.every
 

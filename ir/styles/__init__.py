@@ -7,12 +7,14 @@ that a results page reports on.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from meshwright.ir.cluster.launching import Casting, Launching
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.graph.graph import DTYPE_BYTES
+from meshwright.ir.precision import Precision
 from meshwright.ir.stack_memory import NOTHING_MORE, StackMemory
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ class Style:
     beside it."""
     bucket_bytes: int | None = None
     """Gradients that are reduced at once; None: as our runtime does."""
+    stepped: str = ""
+    """Dtype of what its optimizer steps and of that one's state, where blocks read copies; empty:
+    that of the plan's precision."""
     variants: tuple[str, ...] = ()
     """Layouts on model axes that it has, of those that `planner/inside/variants.py` names; empty:
     all."""
@@ -97,6 +102,12 @@ class Style:
     reference: str
     """Where all of this is known from."""
 
+    def numbers(self, precision: Precision) -> Precision:
+        """Returns the numbers of a plan's precision as the stack has them."""
+        if not self.stepped or not precision.copies:
+            return precision
+        return replace(precision, stepped=self.stepped, sums="")
+
     def __post_init__(self) -> None:
         if not 0.0 < self.hides <= 1.0:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
@@ -106,6 +117,8 @@ class Style:
             raise PlanError(
                 f"style: experts_cpu_s is {self.experts_cpu_s}; both must be from 0 to 1 second"
             )
+        if self.stepped and self.stepped not in DTYPE_BYTES:
+            raise PlanError(f"style: stepped is {self.stepped!r}, which is no known dtype")
         if not 0 <= self.loss_bytes <= 1024:
             raise PlanError(f"style: loss_bytes is {self.loss_bytes}; it must be from 0 to 1024")
 

@@ -1,7 +1,7 @@
 """NeMo AutoModel: torch's FSDP2 that keeps what it gathered, kernels of Transformer Engine in
 PyTorch's models, and DeepEP, which sends a token once to each rank and permutes in the same
-kernels. Its loss is PyTorch's own. The gate of its benchmarks, which balances by force, picks
-experts that follow on each other."""
+kernels. Models are made in bfloat16, and torch's Adam steps them so. Its loss is PyTorch's own. The
+gate of its benchmarks, which balances by force, picks experts that follow on each other."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ STYLE = replace(
     attention=NEMO.attention,
     token_to="neighbours",
     fused_experts=True,
+    stepped="bfloat16",
     kernels=("rms_norm", "swiglu", "rotary", "route"),
     reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark",
 )

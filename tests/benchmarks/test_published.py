@@ -1,6 +1,7 @@
 """Published runs by the user's route: what is read of a row, and what the product says of it."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,15 @@ from benchmarks.published.model_kinds import ModelKind, config_of
 from benchmarks.published.notes import HEAD
 from benchmarks.published.parts import CALIBRATION, REPORT
 from benchmarks.published.recipes import recompute_mode
-from benchmarks.published.report import errors, evaluate, spearman
-from benchmarks.published.route import asked_of, pins_of, plan_of, precision_of, predict
+from benchmarks.published.report import Case, errors, evaluate, spearman, widening
+from benchmarks.published.route import (
+    Prediction,
+    asked_of,
+    pins_of,
+    plan_of,
+    precision_of,
+    predict,
+)
 from benchmarks.published.rows import TABLES, Context, Row, Table, read_row, read_table, tables
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import stack_of
@@ -92,6 +100,15 @@ def test_error_figures():
     assert found.within_8 == pytest.approx(1 / 3)
     assert spearman([(1, 10), (2, 20), (3, 30)]) == 1
     assert spearman([(1, 30), (2, 20), (3, 10)]) == -1
+
+
+def test_bands_are_told_by_how_much_they_miss():
+    """Of nine rows with errors of .1 to .9, eight lie within .8: four fifths of ten."""
+    made = Prediction(step_s=1.0, band=0.4, peaks={}, fits=True, style="")
+    cases = [Case(replace(row(), step_s=1 + i / 10), made) for i in range(1, 10)]
+    assert widening(cases) == pytest.approx(0.8 / 0.4)
+    assert widening(cases[:3]) == math.inf
+    assert widening([Case(replace(row(), step_s=None), made)]) is None
 
 
 def test_a_width_given_as_a_ratio_is_rounded_up():

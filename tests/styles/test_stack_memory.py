@@ -25,7 +25,11 @@ TRAINED = 1 << 20
 
 
 def memory(
-    monkeypatch: pytest.MonkeyPatch, habits: StackMemory, *pins: str, **layout: Any
+    monkeypatch: pytest.MonkeyPatch,
+    habits: StackMemory,
+    *pins: str,
+    stepped: str = "",
+    **layout: Any,
 ) -> RankMemory:
     """Of the fullest rank, as a stack with these habits runs a layout."""
     problem = make_problem(
@@ -33,7 +37,7 @@ def memory(
     )
     plan = build_plan(problem, uniform_choice(problem, **layout), predict=False)
     with monkeypatch.context() as patch:
-        stack = replace(style(""), memory=habits)
+        stack = replace(style(""), memory=habits, stepped=stepped)
         patch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
         tables = CostTables(small_llama(), CLUSTER, plan.precision)
         stages = estimate_all(small_llama(), CLUSTER, plan, tables).prediction.stages
@@ -50,6 +54,19 @@ def test_what_is_reserved_beyond_is_a_share_of_all(
     more = memory(monkeypatch, StackMemory(reserved=0.1), dp_shard=8, zero=1)
     allocated = plain.total_bytes - plain.process_bytes - plain.fragmentation_bytes
     assert more.total_bytes - plain.total_bytes == pytest.approx(0.1 * allocated, abs=2)
+
+
+def test_what_is_stepped_in_half_the_bytes_has_half_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = {"dp_shard": 8, "zero": 3}
+    wide = memory(monkeypatch, NONE, **layout)
+    narrow = memory(monkeypatch, NONE, stepped="bfloat16", **layout)
+    assert narrow.optimizer_bytes == pytest.approx(wide.optimizer_bytes / 2, rel=1e-6)
+    assert narrow.parameters_bytes == pytest.approx(wide.parameters_bytes / 2, rel=1e-6)
+    assert narrow.total_bytes < wide.total_bytes
+    with pytest.raises(PlanError, match="half"):
+        replace(style(""), stepped="half")
 
 
 def test_gradients_that_stay_are_all_there_at_once(

@@ -215,6 +215,12 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.backward_input_s * RATE == pytest.approx(backward.nbytes, rel=0.06)
         less = passes_beside(op, known, DEVICE, style("megatron"))
         assert less and less.total_s < time.total_s
+        if own:  # counted in Megatron-Core's code: 14 + 4 and 20 + 4 widths, 8 + 3 and 10 + 5
+            pairs, each = 2 * 2 * tokens, DEVICE.overhead_s
+            assert less.forward_s * RATE == pytest.approx(pairs * (18 * width + 11 * inner))
+            both = pairs * (24 * width + 15 * inner)
+            assert less.backward_input_s * RATE == pytest.approx(both)
+            assert less.forward_dispatch_s == pytest.approx((4 + 6 + 2 * experts) * each)
         assert passes_beside(op, known, replace(DEVICE, kind="cpu"), style("")) is None
         measured = replace(known, source="measured")
         assert passes_beside(op, measured, DEVICE, style("")) is None

@@ -17,11 +17,13 @@ from meshwright.costmodel.stage.program import Do, play
 from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms import flat
+from meshwright.forms.copied import copied
 from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.precision import precision
 from tests.costmodel.stage.small_stage import BLOCK, LINK, NO_OVERHEADS, TWO
 
 
@@ -110,6 +112,26 @@ def test_blocks_that_are_one_object_do_the_same(zero: int, prefetch: int) -> Non
         assert one[kind].steps == many[kind].steps
     waits = [s.job for s in one[F].steps if s.do is Do.WAIT]
     assert waits == (list(range(5)) if zero == 3 else [])
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_copies_and_sums_of_half_the_bytes_take_half_the_time(zero: int) -> None:
+    """Bytes of units are those of what is stepped; messages are of what is sent."""
+    wide = sync(zero=zero, nbytes=8000)
+    group = wide.groups[0]
+    half = replace(wide, groups=(
+        replace(group, exchange=copied(group.exchange, precision("bf16-sums"))),
+    ))  # fmt: skip
+    for what, actions in (("gradients", (B + LAST,)), ("gather", () if zero == 3 else (None,))):
+        for kind in actions:
+            whole_s, half_s = (
+                sum(s.seconds for s in steps if s.do in (Do.START, Do.TALK) and s.what == what)
+                for steps in (
+                    made.publish() if kind is None else made.programs()[kind].steps
+                    for made in (wide, half)
+                )
+            )
+            assert whole_s > 0.0 and half_s == pytest.approx(whole_s / 2)
 
 
 def test_only_the_last_backward_reduces_below_level_2() -> None:
