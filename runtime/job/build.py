@@ -27,6 +27,7 @@ from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import changed
+from meshwright.runtime.capture.recorder import recorder_of
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.messages.messages import pairs_of
 from meshwright.runtime.record.record import Recorder
@@ -110,6 +111,7 @@ def build_rank(
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
+    launches = recorder_of(device) if any(stage.capture for stage in plan.stages) else None
     groups = make_groups(
         plan, rank, device, pairs_of(plan, programs, rank),
         (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph),
@@ -146,8 +148,9 @@ def build_rank(
         if any(has_taps(view.sync_form) for view in views_of(stage)):
             comm.tap = _tap(comm, program, sync)
         stages[index] = StageModule(
-            program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch
-        )
+            program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch,
+            launches if stage.capture else None,
+        )  # fmt: skip
     names = {name for found in tensors.values() for name in found}
     owners = judged(names, _owners) if shared else dict.fromkeys(names, rank)
     firsts = {name: found[0] for name, found in shared_by_stages(graph, plan).items()}

@@ -1,0 +1,115 @@
+"""A tape of operators that keeps the rules of a CUDA graph on a CPU, so that a test sees what breaks
+them.
+
+It has every operator below autograd with the memory that it read and wrote. A replay calls them again
+on that memory, and nothing else: no Python of the region runs. Then what nobody outside holds becomes
+NaN, as memory of a shared pool that another graph has written to.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.torch_private import (
+    holders_of,
+    is_random,
+    leaves,
+    map_tensors,
+    reads_values,
+    recording,
+    schema_arguments,
+    storage_key,
+    written_arguments,
+)
+
+
+class _Step(NamedTuple):
+    """One operator."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: list[tuple[int, Tensor]]
+    """Of its results those that have memory of their own, with their numbers."""
+
+
+class OperatorTape:
+    """One region, recorded while it runs."""
+
+    def __init__(self) -> None:
+        self._steps: list[_Step] = []
+        self._made: dict[int, Tensor] = {}
+        """Memory that was made inside, by its key."""
+        self._held: dict[int, int] = {}
+        """How many tensors of the tape look into it."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """What runs inside is on the tape."""
+        with recording(self._note):
+            yield
+
+    def _note(self, operator: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        if is_random(operator) and _draws(operator, args, kwargs):
+            raise PlanError(f"{operator} draws random numbers, which a replay would draw again")
+        if reads_values(operator):
+            raise PlanError(f"the host reads what {operator} finds, and a replay tells it nothing")
+        read = {storage_key(x) for x in leaves((args, kwargs)) if isinstance(x, Tensor)}
+        found = [x for x in leaves(result) if isinstance(x, Tensor)]
+        own = [(i, x) for i, x in enumerate(found) if storage_key(x) not in read]
+        if not own and not written_arguments(operator) and not _sends(operator):
+            return  # looks into memory that is there
+        args, kwargs = map_tensors(self._alias, (args, kwargs))
+        kept = []
+        for number, x in own:
+            kept.append((number, self._alias(x)))
+            self._made.setdefault(storage_key(x), kept[-1][1])
+        self._steps.append(_Step(operator, args, kwargs, kept))
+
+    def _alias(self, x: Tensor) -> Tensor:
+        """The same memory, in a tensor that only the tape has."""
+        key = storage_key(x)
+        self._held[key] = self._held.get(key, 0) + 1
+        return x.detach()
+
+    def close(self) -> None:
+        """The region is over, and what it made is in the hands of whoever wants it."""
+        self._made = {
+            key: x for key, x in self._made.items()
+            if x.is_floating_point() and holders_of(x) <= self._held[key]
+        }  # fmt: skip
+        self._forget()
+
+    def _forget(self) -> None:
+        for x in self._made.values():
+            whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())  # type: ignore[call-overload]
+            whole.fill_(float("nan"))
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Does all of it again, in order."""
+        for operator, args, kwargs, kept in self._steps:
+            result = operator(*args, **kwargs)
+            if _sends(operator):
+                for work in leaves(result):
+                    if hasattr(work, "wait"):
+                        work.wait()
+            found = [x for x in leaves(result) if isinstance(x, Tensor)]
+            for number, x in kept:
+                x.copy_(found[number])
+        self._forget()
+
+
+def _sends(operator: Any) -> bool:
+    """Whether it is a collective, which writes where it is told to."""
+    return str(operator.namespace) == "c10d"
+
+
+def _draws(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that may draw does: one of attention may drop nothing."""
+    given = dict(zip([a.name for a in schema_arguments(operator)], args, strict=False)) | kwargs
+    return given.get("dropout_p", 1.0) != 0.0
