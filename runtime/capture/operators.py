@@ -92,15 +92,17 @@ class OperatorTape:
     @torch.no_grad()
     def replay(self) -> None:
         """Does all of it again, in order."""
+        under_way: list[Any] = []
         for operator, args, kwargs, kept in self._steps:
+            if not _sends(operator):
+                _wait(under_way)
             result = operator(*args, **kwargs)
-            if _sends(operator):
-                for work in leaves(result):
-                    if hasattr(work, "wait"):
-                        work.wait()
+            if _sends(operator):  # what is begun together may only end together
+                under_way += [x for x in leaves(result) if hasattr(x, "wait")]
             found = [x for x in leaves(result) if isinstance(x, Tensor)]
             for number, x in kept:
                 x.copy_(found[number])
+        _wait(under_way)
         self._forget()
 
 
@@ -109,7 +111,15 @@ def _sends(operator: Any) -> bool:
     return str(operator.namespace) == "c10d"
 
 
+def _wait(under_way: list[Any]) -> None:
+    """For all messages that are under way."""
+    for work in under_way:
+        work.wait()
+    under_way.clear()
+
+
 def _draws(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator that may draw does: one of attention may drop nothing."""
-    given = dict(zip([a.name for a in schema_arguments(operator)], args, strict=False)) | kwargs
+    chance = {a.name: a.default_value for a in schema_arguments(operator)}
+    given = chance | dict(zip(chance, args, strict=False)) | kwargs
     return given.get("dropout_p", 1.0) != 0.0
