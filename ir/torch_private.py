@@ -311,8 +311,11 @@ def is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-def reads_values(target: Any) -> bool:
-    """Whether the host reads what the operator finds: a number, or the shape of a result."""
+def reads_values(target: Any, *, masked: bool) -> bool:
+    """Whether the host reads what the operator finds: a number, or the shape of a result. `masked`:
+    an operand is of booleans, without which indexing has results of known shapes."""
+    if not masked and target is torch.ops.aten.index.Tensor:
+        return False
     tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
     return any(tag in target.tags for tag in tags)
 

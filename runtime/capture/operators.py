@@ -56,9 +56,10 @@ class OperatorTape:
     def _note(self, operator: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         if is_random(operator) and _draws(operator, args, kwargs):
             raise PlanError(f"{operator} draws random numbers, which a replay would draw again")
-        if reads_values(operator):
+        given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if reads_values(operator, masked=any(x.dtype is torch.bool for x in given)):
             raise PlanError(f"the host reads what {operator} finds, and a replay tells it nothing")
-        read = {storage_key(x) for x in leaves((args, kwargs)) if isinstance(x, Tensor)}
+        read = set(map(storage_key, given))
         found = [x for x in leaves(result) if isinstance(x, Tensor)]
         own = [(i, x) for i, x in enumerate(found) if storage_key(x) not in read]
         if not own and not written_arguments(operator) and not _sends(operator):

@@ -9,6 +9,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm, Tap, Window
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.alone import replica_lines
+from meshwright.forms.captured import check_capture
 from meshwright.forms.copied import check_copies
 from meshwright.forms.folding import folded_lines, views_in
 from meshwright.forms.grouped import run_of
@@ -106,6 +107,7 @@ def build_rank(
     check_retention(plan)
     check_tables(plan, graph)
     check_copies(plan)
+    check_capture(plan, graph)
     if scaling := scaling_of(plan.precision):
         check_float8(scaling)
     check_updates(plan, graph)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower.program import Call, StageProgram
+from meshwright.codegen.lower.program import Call, StageProgram, reads_place
 from meshwright.codegen.passes.halves import add
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
@@ -123,9 +123,12 @@ class StageModule(nn.Module):
         self._sent = {value.name for value in program.sends} | {program.loss}
         self._received = {value.name for value in program.receives}
         self._captured = recorder and CapturedCalls(self._blocks, comm, self._casts, recorder)
-        made = {name for call in program.calls for name in call.outputs}
-        self._entering = read - made
-        """What calls read and none of them makes."""
+        own = [call for call in program.calls if not reads_place(call)] if recorder else []
+        self._replayed = {call.block for call in own}
+        """Blocks whose calls are replayed where there is a slot; others run as they are."""
+        made = {name for call in own for name in call.outputs}
+        self._entering = {name for call in own for name in call.inputs} - made
+        """What calls that are replayed read, and none of them makes."""
 
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
@@ -174,11 +177,16 @@ class StageModule(nn.Module):
 
     def _enter(self, env: dict[str, Tensor], tape: _StageTape, slot: Slot) -> None:
         """What calls read that others have made is copied to where they read it."""
+        for name in sorted(self._entering & env.keys()):
+            self._enter_one(name, env, tape, slot)
+
+    def _enter_one(
+        self, name: str, env: dict[str, Tensor], tape: _StageTape, slot: Slot
+    ) -> None:
         assert self._captured is not None
-        for name in self._entering & env.keys():
-            env[name] = self._captured.enter(slot, name, env[name])
-            if name in tape.leaves:
-                tape.leaves[name] = env[name]
+        env[name] = self._captured.enter(slot, name, env[name])
+        if name in tape.leaves:
+            tape.leaves[name] = env[name]
 
     def _plain(self, call: Call | None, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Runs a call that needs no gradient."""
@@ -204,10 +212,11 @@ class StageModule(nn.Module):
         if keep and index in self._scripts and not tape.whole:
             tape.keepers[index] = Keeper(call, self._scripts[index], self._runs)
         opened = _Opened(self.sync.before_forward, self.sync.close, index, ahead)
-        if tape.slot is not None:
+        slot = tape.slot if call.block in self._replayed else None
+        if slot is not None:
             assert self._captured is not None
             with opened:
-                outputs = self._captured.forward(index, tape.slot, inputs, graph=graph)
+                outputs = self._captured.forward(index, slot, inputs, graph=graph)
         else:
             with opened, torch.set_grad_enabled(graph), self._casts():
                 outputs = self._blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
@@ -221,6 +230,8 @@ class StageModule(nn.Module):
                     tape.leaves[name] = leaf
                 if graph:
                     found.append(_Output(name, get_gradient_edge(output), output.dtype))
+            if tape.slot is not None and slot is None and name in self._entering:
+                self._enter_one(name, env, tape, tape.slot)
         tape.outputs.append(found)
         still = keep and not any(env[name].requires_grad for name in call.outputs)
         if still:
@@ -354,7 +365,7 @@ class StageModule(nn.Module):
         self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
     ) -> None:
         """Adds the gradients of a call's parameters, and those of its inputs to their leaves."""
-        if tape.slot is not None:
+        if tape.slot is not None and self.program.calls[index].block in self._replayed:
             self._replay_backward(index, tape, tape.slot, gradients)
             return
         edges, arriving = self._starts(index, tape, gradients)

@@ -1,0 +1,122 @@
+"""Where the calls of blocks may be recorded in CUDA graphs and replayed (`Stage.capture`), and where
+not: a replay does what was done when it was recorded, at the same addresses, and tells the host
+nothing."""
+
+from collections.abc import Iterator
+
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.experts import EXPERTS_TARGET
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.noise import is_random
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.placed import joint_kernels, used_at
+from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.parameters import views_of
+from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.schedule import halves_backwards, says_when_to_recompute
+from meshwright.ir.torch_private import reads_values
+
+RULE = "capture"
+_OFF = "capture false"
+
+
+def capture_findings(plan: Plan, graph: Graph | None = None) -> Iterator[Finding]:
+    """Yields what forbids stages that are to be recorded; without a graph, as far as plans tell."""
+    for index, stage in enumerate(plan.stages):
+        if not stage.capture:
+            continue
+        wrong = [*_of_plan(plan, index, stage), *_of_forms(plan, stage)]
+        if graph is not None and not wrong:
+            wrong += _of_ops(plan, graph, index)
+        for message, near in wrong:
+            nearest = f"{near}, or {_OFF}" if near else _OFF
+            yield Finding(RULE, f"stage {index}: {message}", nearest)
+
+
+def may_capture(plan: Plan, graph: Graph) -> bool:
+    """Tell whether all stages that are to be recorded may be."""
+    return not any(True for _ in capture_findings(plan, graph))
+
+
+def check_capture(plan: Plan, graph: Graph) -> None:
+    """PlanError with the first thing that forbids it."""
+    for finding in capture_findings(plan, graph):
+        raise PlanError(str(finding))
+
+
+def _of_plan(plan: Plan, index: int, stage: Stage) -> Iterator[tuple[str, str]]:
+    if plan.cluster.device_kind == "cpu":
+        yield "CUDA graphs are of GPUs, and the plan is for CPUs", ""
+    schedule = plan.schedule.parse()
+    if halves_backwards(schedule) or says_when_to_recompute(schedule):
+        what = "halves of backwards" if halves_backwards(schedule) else "blocks made again early"
+        yield f"a forward and a backward are recorded as one each; {plan.schedule.name} has {what}", (
+            "schedule one_f_one_b"
+        )
+    if any(stage.saved.values()):
+        yield (
+            "what single ops keep is decided, moved and made again by the host in each micro-batch"
+        ), "saved of nothing, with recompute full where memory is short"
+    if stage.overlap in ("block", "blocks"):
+        yield f"overlap {stage.overlap} runs a block in turns that the host takes", "overlap linear"
+    if kernels := sorted(used_at(plan, index) & joint_kernels()):
+        yield f"kernel {kernels[0]} counts its turns of the peers' memory on the host", (
+            f"kernels without {kernels[0]}"
+        )
+
+
+def _of_forms(plan: Plan, stage: Stage) -> Iterator[tuple[str, str]]:
+    for view in views_of(stage):
+        found = exchange_of(view)
+        if found.refills:
+            yield f"{view.sync_form} brings parameters to other addresses in each pass", "zero 2"
+        elif found.on_host or found.row_copies:
+            yield "what the host holds or steps is copied between a step's micro-batches", "no store"
+        elif found.stepped or reads_some_rows(view):
+            yield f"{view.sync_form} has other rows of a table in each step", "no sync, no store"
+        elif found.late or found.lagging or found.apart or has_taps(view.sync_form):
+            yield f"{view.sync_form} holds or reads gradients beyond their backward", "no sync"
+        elif _keeps_as_made(found) and plan.num_microbatches > 1:
+            yield f"{plan.precision} keeps gradients where blocks make them", "precision bf16"
+        else:
+            continue
+        return
+
+
+def _keeps_as_made(exchange: Exchange) -> bool:
+    """Whether sums of gradients are in the dtype in which blocks make them, apart from these."""
+    return bool(exchange.copied) and not exchange.copies_apart and (
+        exchange.summed == exchange.copied
+    )  # fmt: skip
+
+
+def _of_ops(plan: Plan, graph: Graph, index: int) -> list[tuple[str, str]]:
+    for block in plan.stage_blocks(graph, index):
+        for op in graph.block_ops(block):
+            if why := forbids(op, graph):
+                return [(f"{block.name}: {op.key} {why}", "")]
+    return []
+
+
+def forbids(op: Op, graph: Graph) -> str:
+    """Returns why an op cannot be recorded; empty if it can."""
+    if _draws(op):
+        return "draws random numbers, whose key the host makes of the step's number"
+    if op.target == EXPERTS_TARGET:
+        return "sends tokens by counts that only a run tells"
+    masked = any(graph.tensors[name].dtype == "bool" for name in op.inputs)
+    if reads_values(operator(op.target), masked=masked):
+        return "has results whose shape, or value, the host reads"
+    return ""
+
+
+def _draws(op: Op) -> bool:
+    """Whether a call draws random numbers when it trains: dropout of nothing does not."""
+    given = dict(op.args)
+    names = ["dropout_p", "dropout", *(["p"] if "dropout" in op.target else [])]
+    chances = [given[name] for name in names if name in given]
+    if not chances:
+        return is_random(operator(op.target))
+    return any(map(bool, chances)) and given.get("train", True) is not False
