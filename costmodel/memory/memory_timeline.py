@@ -112,10 +112,12 @@ def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
 def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
     """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
-    yield end(own)
-    always = _sum(s.always for s in own)
+    stays = Bytes(activations=_stays(own, table, rank))
+    sums = sum([s.slots.sums for s in own if s.slots])
+    yield end(own).plus(stays)
+    always = _sum(s.always for s in own).plus(stays)
     begun = [s.begun.gradients for s in own]
-    saved, halved = [s.saved for s in own], [s.halved for s in own]
+    saved, halved = [0 if s.slots else s.saved for s in own], [s.halved for s in own]
     if table.early:
         saved += [s.kept_saved for s in own]
         begun, halved = begun + [0] * len(own), halved + [0] * len(own)
@@ -128,7 +130,15 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
         for place, count in enumerate(in_flight):
             activations += count * saved[place] + between[place] * halved[place]
             gradients += on[place] * begun[place]
-        yield Bytes(gradients, activations, communication, workspace)
+        yield Bytes(max(gradients, sums), activations, communication, workspace)
+
+
+def _stays(own: Sequence[Holding], table: Table, rank: int) -> int:
+    """What recorded calls save of all micro-batches that are in flight at once, at whatever time."""
+    if not any([s.slots for s in own]):
+        return 0
+    most = [max(counts) for counts in zip(*[m.in_flight for m in moments(table)[rank]], strict=True)]
+    return sum([n * s.saved for n, s in zip(most, own, strict=False) if s.slots])
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:
@@ -160,16 +170,17 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
     it. Offloaded bytes are there but for the time they are away."""
     table, ran = timeline.table, timeline.ran
     own = [stages[s] for s in held_stages(table, rank)]
+    stays = Bytes(activations=_stays(own, table, rank))
     points = []
     for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
         stage, plain = own[moment.stage], moment.kind & (LAST - 1)
-        held = _between(own, moment)
+        held = _between(own, moment).plus(stays)
         inside = held.plus(rise(stage, moment.kind, moment.first, moment.whole))
         points.append(Point(ran.starts[position], inside))
         if plain in (B, B + HELD, W):
             halved = stage.halved if plain == W else 0
             freed = stage.kept_saved if moment.whole else stage.saved
-            held = held.plus(Bytes(activations=-freed - halved))
+            held = held.plus(Bytes(activations=0 if stage.slots else -freed - halved))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
@@ -181,7 +192,7 @@ def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     count = len(own)
     held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun[:count], strict=True) if on))
     counts = zip(moment.in_flight[:count], moment.halved[:count], own, strict=True)
-    kept = sum(n * s.saved + half * s.halved for n, half, s in counts)
+    kept = sum(n * s.saved + half * s.halved for n, half, s in counts if not s.slots)
     whole = moment.in_flight[count:]
     kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))
     return held.plus(Bytes(activations=kept))
