@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-PLAIN = ("recompute=none", "saved=none", "num_microbatches=1")
+PLAIN = ("recompute=none", "saved=none", "num_microbatches=1", "capture=false")
 """Pins of a plan that does what eager PyTorch does."""
 
 

@@ -92,7 +92,7 @@ def _brings_samples(node: fx.Node) -> bool:
 
 
 def reads_place(call: Call) -> bool:
-    """Whether a call computes with which samples of the batch it has, or which micro-batch it is."""
+    """Whether a call computes with which samples of the batch it has, or which micro-batch."""
     return any(map(_reads_place, call.code.module.graph.nodes))
 
 

@@ -112,10 +112,10 @@ def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
 def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
     """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
-    stays = Bytes(activations=_stays(own, table, rank))
+    there = _there(stages, table, rank)
     sums = sum([s.slots.sums for s in own if s.slots])
-    yield end(own).plus(stays)
-    always = _sum(s.always for s in own).plus(stays)
+    yield end(own).plus(there)
+    always = _sum(s.always for s in own).plus(there)
     begun = [s.begun.gradients for s in own]
     saved, halved = [0 if s.slots else s.saved for s in own], [s.halved for s in own]
     if table.early:
@@ -133,12 +133,19 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
         yield Bytes(max(gradients, sums), activations, communication, workspace)
 
 
-def _stays(own: Sequence[Holding], table: Table, rank: int) -> int:
-    """What recorded calls save of all micro-batches that are in flight at once, at whatever time."""
-    if not any([s.slots for s in own]):
+def _there(stages: Sequence[Holding], table: Table, rank: int) -> Bytes:
+    own = held_stages(table, rank)
+    return Bytes(activations=sum([stays(stages[index], table, index) for index in own]))
+
+
+def stays(stage: Holding, table: Table, index: int) -> int:
+    """Returns what recorded calls of stage `index` save of all micro-batches that are in flight at
+    once: it is there at any time."""
+    if stage.slots is None:
         return 0
-    most = [max(counts) for counts in zip(*[m.in_flight for m in moments(table)[rank]], strict=True)]
-    return sum([n * s.saved for n, s in zip(most, own, strict=False) if s.slots])
+    rank = table.owners[index]
+    place = held_stages(table, rank).index(index)
+    return max([moment.in_flight[place] for moment in moments(table)[rank]]) * stage.saved
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:
@@ -170,11 +177,11 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
     it. Offloaded bytes are there but for the time they are away."""
     table, ran = timeline.table, timeline.ran
     own = [stages[s] for s in held_stages(table, rank)]
-    stays = Bytes(activations=_stays(own, table, rank))
+    there = _there(stages, table, rank)
     points = []
     for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
         stage, plain = own[moment.stage], moment.kind & (LAST - 1)
-        held = _between(own, moment).plus(stays)
+        held = _between(own, moment).plus(there)
         inside = held.plus(rise(stage, moment.kind, moment.first, moment.whole))
         points.append(Point(ran.starts[position], inside))
         if plain in (B, B + HELD, W):

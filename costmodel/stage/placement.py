@@ -93,7 +93,14 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
                 spot = BlockSpot(
-                    share, dp, model, name, dp_levels, levels, stage.compile, own_levels,
+                    share,
+                    dp,
+                    model,
+                    name,
+                    dp_levels,
+                    levels,
+                    stage.compile,
+                    own_levels,
                     stage.capture,
                 )
                 found[spot] = None

@@ -59,7 +59,8 @@ def render(plan: Plan) -> RenderableType:
         *_saved(plan),
         *_synchronised(plan),
         *_overlaps(plan),
-        *_compiled(plan), *_captured(plan),
+        *_compiled(plan),
+        *_captured(plan),
     ]
     if plan.predicted and plan.predicted.stages:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]

@@ -1,9 +1,11 @@
-"""Where the calls of blocks may be recorded in CUDA graphs and replayed (`Stage.capture`), and where
+"""Where calls of blocks may be recorded in CUDA graphs and replayed (`Stage.capture`), and where
 not: a replay does what was done when it was recorded, at the same addresses, and tells the host
 nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
@@ -16,10 +18,13 @@ from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import halves_backwards, says_when_to_recompute
+from meshwright.ir.precision import precision
 from meshwright.ir.torch_private import reads_values
 
 RULE = "capture"
 _OFF = "capture false"
+OF_GPUS = "CUDA graphs are of GPUs, and the plan is for CPUs"
+_KEPT = "ops that forbid recording"
 
 
 def capture_findings(plan: Plan, graph: Graph | None = None) -> Iterator[Finding]:
@@ -35,9 +40,11 @@ def capture_findings(plan: Plan, graph: Graph | None = None) -> Iterator[Finding
             yield Finding(RULE, f"stage {index}: {message}", nearest)
 
 
-def may_capture(plan: Plan, graph: Graph) -> bool:
-    """Tell whether all stages that are to be recorded may be."""
-    return not any(True for _ in capture_findings(plan, graph))
+def recorded_where_legal(plan: Plan, graph: Graph) -> Plan:
+    """Returns the plan with nothing recorded, if something forbids that in one of its stages."""
+    if next(capture_findings(plan, graph), None) is None:
+        return plan
+    return replace(plan, stages=tuple([replace(stage, capture=False) for stage in plan.stages]))
 
 
 def check_capture(plan: Plan, graph: Graph) -> None:
@@ -48,37 +55,44 @@ def check_capture(plan: Plan, graph: Graph) -> None:
 
 def _of_plan(plan: Plan, index: int, stage: Stage) -> Iterator[tuple[str, str]]:
     if plan.cluster.device_kind == "cpu":
-        yield "CUDA graphs are of GPUs, and the plan is for CPUs", ""
+        yield OF_GPUS, ""
     schedule = plan.schedule.parse()
     if halves_backwards(schedule) or says_when_to_recompute(schedule):
         what = "halves of backwards" if halves_backwards(schedule) else "blocks made again early"
-        yield f"a forward and a backward are recorded as one each; {plan.schedule.name} has {what}", (
-            "schedule one_f_one_b"
+        yield (
+            f"a forward and a backward are recorded as one each; {plan.schedule.name} has {what}",
+            ("schedule one_f_one_b"),
         )
     if any(stage.saved.values()):
         yield (
-            "what single ops keep is decided, moved and made again by the host in each micro-batch"
-        ), "saved of nothing, with recompute full where memory is short"
+            "the host decides in each micro-batch what becomes of what single ops make",
+            "saved of nothing, with recompute full where memory is short",
+        )
     if stage.overlap in ("block", "blocks"):
         yield f"overlap {stage.overlap} runs a block in turns that the host takes", "overlap linear"
     if kernels := sorted(used_at(plan, index) & joint_kernels()):
-        yield f"kernel {kernels[0]} counts its turns of the peers' memory on the host", (
-            f"kernels without {kernels[0]}"
+        yield (
+            f"kernel {kernels[0]} counts its turns of the peers' memory on the host",
+            (f"kernels without {kernels[0]}"),
         )
 
 
 def _of_forms(plan: Plan, stage: Stage) -> Iterator[tuple[str, str]]:
+    numbers = precision(plan.precision)
     for view in views_of(stage):
         found = exchange_of(view)
         if found.refills:
             yield f"{view.sync_form} brings parameters to other addresses in each pass", "zero 2"
         elif found.on_host or found.row_copies:
-            yield "what the host holds or steps is copied between a step's micro-batches", "no store"
+            yield (
+                "what the host holds or steps is copied between a step's micro-batches",
+                "no store",
+            )
         elif found.stepped or reads_some_rows(view):
             yield f"{view.sync_form} has other rows of a table in each step", "no sync, no store"
         elif found.late or found.lagging or found.apart or has_taps(view.sync_form):
             yield f"{view.sync_form} holds or reads gradients beyond their backward", "no sync"
-        elif _keeps_as_made(found) and plan.num_microbatches > 1:
+        elif _keeps_as_made(copied(found, numbers)) and plan.num_microbatches > 1:
             yield f"{plan.precision} keeps gradients where blocks make them", "precision bf16"
         else:
             continue
@@ -93,11 +107,27 @@ def _keeps_as_made(exchange: Exchange) -> bool:
 
 
 def _of_ops(plan: Plan, graph: Graph, index: int) -> list[tuple[str, str]]:
-    for block in plan.stage_blocks(graph, index):
-        for op in graph.block_ops(block):
-            if why := forbids(op, graph):
-                return [(f"{block.name}: {op.key} {why}", "")]
-    return []
+    wrong = ops_against(graph)
+    found = [wrong[block.pattern] for block in plan.stage_blocks(graph, index)]
+    return [(why, "") for why in found if why][:1]
+
+
+def ops_against(graph: Graph) -> Mapping[str, str]:
+    """Pattern of blocks -> the first of their ops that forbids it, and why; empty if none does."""
+    # Kept as cached properties are, with the graph: every plan that is tried asks.
+    kept: dict[str, Mapping[str, str]] = graph.__dict__
+    if _KEPT not in kept:
+        kept[_KEPT] = {
+            block.pattern: next(
+                (
+                    f"{block.name}: {op.key} {why}"
+                    for op in graph.block_ops(block) if (why := forbids(op, graph))
+                ),
+                "",
+            )
+            for block in graph.distinct_blocks()
+        }  # fmt: skip
+    return kept[_KEPT]
 
 
 def forbids(op: Op, graph: Graph) -> str:

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from meshwright.forms.captured import RULE, capture_findings, may_capture
+from meshwright.forms.captured import OF_GPUS, RULE, capture_findings, ops_against
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import (
     Schedule,
     halves_backwards,
     says_when_to_recompute,
 )
-from meshwright.planner.pins.constraints import allowed, pinned
+from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.decision import Decision
-from meshwright.planner.pins.decisions import Value
+from meshwright.planner.pins.decisions import Constraint, Pin, Value
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
 
@@ -35,11 +37,27 @@ def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         return
     if not allowed(problem.constraints, RULE, (_YES,)):
         return
-    recorded = replace(
-        plan, stages=tuple(replace(stage, capture=True) for stage in plan.stages)
-    )
-    if may_capture(recorded, problem.graph):
-        yield changed(problem, plan, stages=recorded.stages)
+    if next(capture_findings(_recorded(plan), problem.graph), None) is None:
+        yield changed(problem, plan, stages=_recorded(plan).stages)
+
+
+def _recorded(plan: Plan) -> Plan:
+    return replace(plan, stages=tuple([replace(stage, capture=True) for stage in plan.stages]))
+
+
+def _resolve(pin: Pin, cluster: Cluster | None) -> Constraint:
+    """PlanError on CPUs."""
+    devices = cluster.device_types if cluster else ()
+    if pin.value == _YES and any(device.kind == "cpu" for device in devices):
+        raise PlanError(f"constraint {pin}: {OF_GPUS}; nearest is {RULE}={_NO}")
+    return pin
+
+
+def _refused(problem: Problem, pin: Pin) -> str:
+    """By an op of the model."""
+    if pin.value != _YES:
+        return ""
+    return next(filter(None, ops_against(problem.graph).values()), "")
 
 
 def _is_measured(problem: Problem) -> bool:
@@ -51,14 +69,9 @@ def _notes(problem: Problem, plan: Plan) -> Iterator[str]:
     """What is not known of recorded blocks; and what forbids them, for who asked."""
     if any(stage.capture for stage in plan.stages):
         yield (
-            "CUDA graphs are priced by their launches alone (NVIDIA's figures): nobody has measured "
-            "them here"
+            "blocks are launched as CUDA graphs, priced by NVIDIA's figures of their launches; no "
+            "GPU has run ours, and capture=false does without"
         )
-    elif pinned(problem.constraints, RULE) == _YES:
-        wanted = replace(plan, stages=tuple(replace(s, capture=True) for s in plan.stages))
-        for finding in capture_findings(wanted, problem.graph):
-            yield f"blocks are not recorded: {finding.message}"
-            return
 
 
 DECISION = Decision(
@@ -66,7 +79,9 @@ DECISION = Decision(
     scope="plan",
     read=lambda plan, stage: _YES if stage.capture else _NO,
     apply=_apply,
+    resolve=_resolve,
     variants=_variants,
+    refused=_refused,
     notes=_notes,
     place=9,
     words_of=lambda plan: ["graphs"] * any(stage.capture for stage in plan.stages),

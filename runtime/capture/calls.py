@@ -1,9 +1,9 @@
 """The calls of a stage as they are recorded and replayed, forward and backward.
 
-A micro-batch in flight has a *slot*: memory at fixed addresses for what its calls read, keep and make,
-with recordings of their own. What comes from elsewhere is copied into it, what one call makes the
-next one reads where it is, and what leaves the stage is copied out. Gradients of parameters are added,
-inside of what is recorded, to tensors that all slots share and that parameters have as their
+A micro-batch in flight has a *slot*: memory at fixed addresses for what its calls read, keep and
+make, with recordings of their own. What comes from elsewhere is copied into it, what one call makes
+the next one reads where it is, and what leaves the stage is copied out. Gradients of parameters are
+added, inside of what is recorded, to tensors that all slots share and that parameters have as their
 gradients.
 """
 
@@ -20,7 +20,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.capture.fixed_mesh import FixedMesh
-from meshwright.runtime.capture.recorder import Recorder, Replay
+from meshwright.runtime.capture.recorder import LaunchRecorder, Replay
 
 R = TypeVar("R")
 _HOLDERS = 3
@@ -36,7 +36,7 @@ class Captured(Protocol):
 
 
 @dataclass(eq=False)
-class _Run:
+class _ForwardRun:
     """What a recorded forward has: tensors at fixed addresses."""
 
     replay: Replay
@@ -61,11 +61,11 @@ class _BackwardRun:
 
 
 @dataclass(eq=False)
-class Slot:
+class CaptureSlot:
     """Memory for one micro-batch in flight."""
 
     entering: dict[str, Tensor] = field(default_factory=dict)
-    forwards: dict[tuple[int, bool], _Run] = field(default_factory=dict)
+    forwards: dict[tuple[int, bool], _ForwardRun] = field(default_factory=dict)
     """By the number of the call, and whether it keeps what its backward needs."""
     backwards: dict[tuple[int, bool], _BackwardRun] = field(default_factory=dict)
     """By the number of the call, and whether it runs forward again before."""
@@ -86,12 +86,12 @@ class CapturedCalls:
         blocks: Sequence[Captured],
         comm: Comm,
         casts: Callable[[], AbstractContextManager[None]],
-        recorder: Recorder,
+        recorder: LaunchRecorder,
     ) -> None:
         self._blocks, self._comm, self._casts = tuple(blocks), comm, casts
         self._mesh = FixedMesh(comm)
         self._recorder = recorder
-        self._free: list[Slot] = []
+        self._free: list[CaptureSlot] = []
         self._trained: dict[int, list[int]] = {}
         """Call -> which of what it reads have got gradients by it."""
         self._sums: dict[int, Tensor] = {}
@@ -99,16 +99,16 @@ class CapturedCalls:
         self.slots = 0
         self._warm = False
 
-    def take(self) -> Slot | None:
+    def take(self) -> CaptureSlot | None:
         """Returns a slot for the micro-batch that begins; None: it runs as it is."""
         if not self._warm or self._comm.still or not self._comm.training:
             return None
         if self._free:
             return self._free.pop()
         self.slots += 1
-        return Slot()
+        return CaptureSlot()
 
-    def give_back(self, slot: Slot | None) -> None:
+    def give_back(self, slot: CaptureSlot | None) -> None:
         """The backward of its micro-batch is over."""
         if slot is not None:
             self._free.append(slot)
@@ -122,7 +122,7 @@ class CapturedCalls:
                 i for i, x in enumerate(self._blocks[index].tensors) if x.grad is not None
             ]
 
-    def enter(self, slot: Slot, name: str, value: Tensor) -> Tensor:
+    def enter(self, slot: CaptureSlot, name: str, value: Tensor) -> Tensor:
         """Copies what comes from outside of the stage's calls to its place; returns that."""
         known = slot.entering.get(name)
         if known is None:
@@ -133,7 +133,7 @@ class CapturedCalls:
         return known.detach().requires_grad_(value.requires_grad)
 
     def forward(
-        self, index: int, slot: Slot, inputs: Sequence[Tensor], *, graph: bool
+        self, index: int, slot: CaptureSlot, inputs: Sequence[Tensor], *, graph: bool
     ) -> tuple[Tensor, ...]:
         """What a call makes of what has its place in the slot, there."""
         known = slot.forwards.get((index, graph))
@@ -146,7 +146,7 @@ class CapturedCalls:
             index, lambda: self._run(index, inputs, graph)
         )
         slot.fixed.update(x.data_ptr() for x in outputs)
-        slot.forwards[index, graph] = _Run(
+        slot.forwards[index, graph] = _ForwardRun(
             replay, inside, parameters, outputs, self._addresses(index, inputs)
         )
         return outputs
@@ -168,7 +168,7 @@ class CapturedCalls:
     def backward(
         self,
         index: int,
-        slot: Slot,
+        slot: CaptureSlot,
         inputs: Sequence[Tensor],
         arriving: dict[int, Tensor],
         *,
@@ -232,7 +232,7 @@ class CapturedCalls:
     def _record_backward(
         self,
         index: int,
-        slot: Slot,
+        slot: CaptureSlot,
         inputs: Sequence[Tensor],
         arriving: dict[int, Tensor],
         again: bool,

@@ -1,9 +1,9 @@
-"""A tape of operators that keeps the rules of a CUDA graph on a CPU, so that a test sees what breaks
-them.
+"""A tape of operators that keeps the rules of a CUDA graph on a CPU, so that a test sees what
+breaks them.
 
-It has every operator below autograd with the memory that it read and wrote. A replay calls them again
-on that memory, and nothing else: no Python of the region runs. Then what nobody outside holds becomes
-NaN, as memory of a shared pool that another graph has written to.
+It has every operator below autograd with the memory that it read and wrote. A replay calls them
+again on that memory, and nothing else: no Python of the region runs. Then what nobody outside holds
+becomes NaN, as memory of a shared pool that another graph has written to.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ class OperatorTape:
 
     def _forget(self) -> None:
         for x in self._made.values():
-            whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
             whole.fill_(float("nan"))
 
     @torch.no_grad()
@@ -123,4 +123,4 @@ def _draws(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     """Whether an operator that may draw does: one of attention may drop nothing."""
     chance = {a.name: a.default_value for a in schema_arguments(operator)}
     given = chance | dict(zip(chance, args, strict=False)) | kwargs
-    return given.get("dropout_p", 1.0) != 0.0
+    return bool(given.get("dropout_p", 1.0))

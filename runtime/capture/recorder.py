@@ -1,9 +1,9 @@
 """What records a region once and replays it: a CUDA graph on a GPU, operators one by one on a CPU.
 
 Both have the same rules. What is recorded reads and writes the tensors that it had when it was
-recorded, whatever Python says later; numbers of Python are those of that time; nothing of it is read
-by the host. What a region makes and nobody outside holds is overwritten by other regions: they share
-one pool of memory.
+recorded, whatever Python says later; numbers of Python are those of that time; the host reads
+nothing of it. What a region makes and nobody outside holds is overwritten by other regions: they
+share one pool of memory.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Replay = Callable[[], None]
 T = TypeVar("T")
 
 
-class Recorder(Protocol):
+class LaunchRecorder(Protocol):
     """Records regions of one job, whose replays never overlap."""
 
     def record(self, region: Callable[[], T]) -> tuple[Replay, T]:
@@ -30,17 +30,19 @@ class CudaRecorder:
     """CUDA graphs that share a pool of memory and a stream to record in."""
 
     def __init__(self) -> None:
-        self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-        self._stream = torch.cuda.Stream()
+        self._shared: tuple[Any, Any] | None = None
+        """The pool and the stream; made when they are needed, as tensors may be fake."""
 
     def record(self, region: Callable[[], T]) -> tuple[Replay, T]:
         """Other threads may use the device meanwhile: those of NCCL and of saves do."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        cuda: Any = torch.cuda
+        if self._shared is None:
+            self._shared = cuda.graph_pool_handle(), cuda.Stream()
+        pool, stream = self._shared
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             made = region()
-        graph.replay()  # type: ignore[no-untyped-call]
+        graph.replay()
         return graph.replay, made
 
 
@@ -55,8 +57,14 @@ class OperatorRecorder:
         return tape.replay, made
 
 
-def recorder_of(device: torch.device) -> Recorder:
-    """Returns what records regions on a device; PlanError where nothing does."""
+def recorder_of(device: torch.device, *, by_nccl: bool) -> LaunchRecorder:
+    """Returns what records regions on a device; PlanError where nothing does. `by_nccl`: ranks of
+    the job meet by NCCL, if they do."""
+    if device.type == "cuda" and not by_nccl:
+        raise PlanError(
+            "capture true: collectives of GPUs are recorded where they go by NCCL, and this job's "
+            "go through the host; nearest is capture false"
+        )
     if device.type == "cuda":
         return CudaRecorder()
     if device.type == "cpu":

@@ -36,6 +36,7 @@ from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.tied import Tie, find_ties, shared_by_stages
 from meshwright.runtime.world.groups import Groups, make_groups
+from meshwright.runtime.world.world import backends
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,9 @@ def build_rank(
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
-    launches = recorder_of(device) if any(stage.capture for stage in plan.stages) else None
+    launches = None
+    if any(stage.capture for stage in plan.stages):
+        launches = recorder_of(device, by_nccl=backends().get("cuda", "nccl") == "nccl")
     groups = make_groups(
         plan, rank, device, pairs_of(plan, programs, rank),
         (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph),

@@ -20,8 +20,8 @@ from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import is_watched, run_backward
-from meshwright.runtime.capture.calls import CapturedCalls, Slot
-from meshwright.runtime.capture.recorder import Recorder
+from meshwright.runtime.capture.calls import CapturedCalls, CaptureSlot
+from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
 from meshwright.runtime.stage.split import WeightWork, backward_input
@@ -82,7 +82,7 @@ class _StageTape:
     """Of the calls of whose ops the plan says what becomes of what they make."""
     whole: bool = False
     """All is there for the backward, whatever the plan says of the calls."""
-    slot: Slot | None = None
+    slot: CaptureSlot | None = None
     """Where its calls are replayed; None: they run as they are."""
 
 
@@ -97,7 +97,7 @@ class StageModule(nn.Module):
         sync: SyncRun,
         autocast: torch.dtype | None = None,
         prefetch: int = 0,
-        recorder: Recorder | None = None,
+        recorder: LaunchRecorder | None = None,
     ) -> None:
         """`recorder`: of calls, which are replayed then."""
         super().__init__()
@@ -122,13 +122,20 @@ class StageModule(nn.Module):
         self._kept_names = read | self._relayed
         self._sent = {value.name for value in program.sends} | {program.loss}
         self._received = {value.name for value in program.receives}
-        self._captured = recorder and CapturedCalls(self._blocks, comm, self._casts, recorder)
+        self._captured: CapturedCalls | None = None
+        if recorder is not None:
+            self._captured = CapturedCalls(self._blocks, comm, self._casts, recorder)
         own = [call for call in program.calls if not reads_place(call)] if recorder else []
         self._replayed = {call.block for call in own}
         """Blocks whose calls are replayed where there is a slot; others run as they are."""
         made = {name for call in own for name in call.outputs}
         self._entering = {name for call in own for name in call.inputs} - made
         """What calls that are replayed read, and none of them makes."""
+
+    @property
+    def slots(self) -> int:
+        """How many micro-batches in flight have had recordings of their own."""
+        return 0 if self._captured is None else self._captured.slots
 
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
@@ -175,13 +182,13 @@ class StageModule(nn.Module):
         # The next micro-batch of a slot writes over what this one has made there.
         return found if tape.slot is None else {name: x.clone() for name, x in found.items()}
 
-    def _enter(self, env: dict[str, Tensor], tape: _StageTape, slot: Slot) -> None:
+    def _enter(self, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot) -> None:
         """What calls read that others have made is copied to where they read it."""
         for name in sorted(self._entering & env.keys()):
             self._enter_one(name, env, tape, slot)
 
     def _enter_one(
-        self, name: str, env: dict[str, Tensor], tape: _StageTape, slot: Slot
+        self, name: str, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot
     ) -> None:
         assert self._captured is not None
         env[name] = self._captured.enter(slot, name, env[name])
@@ -361,9 +368,7 @@ class StageModule(nn.Module):
             self._captured.give_back(tape.slot)
         return found
 
-    def _differentiate(
-        self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
-    ) -> None:
+    def _differentiate(self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]) -> None:
         """Adds the gradients of a call's parameters, and those of its inputs to their leaves."""
         if tape.slot is not None and self.program.calls[index].block in self._replayed:
             self._replay_backward(index, tape, tape.slot, gradients)
@@ -375,7 +380,7 @@ class StageModule(nn.Module):
             self._captured.saw(index)
 
     def _replay_backward(
-        self, index: int, tape: _StageTape, slot: Slot, gradients: Mapping[str, Tensor]
+        self, index: int, tape: _StageTape, slot: CaptureSlot, gradients: Mapping[str, Tensor]
     ) -> None:
         assert self._captured is not None
         call = self.program.calls[index]
