@@ -1,10 +1,11 @@
-"""The same model with dropout, compiled, with fused kernels; beside plain PyTorch with dropout."""
+"""The same model with dropout, compiled, with fused kernels; as CUDA graphs; beside plain
+PyTorch with dropout."""
 
 from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.gpu.claim import Claim, banded, fact, fixed, ratio
-from benchmarks.gpu.recipe import PLAIN, Recipe
+from benchmarks.gpu.recipe import EAGER, PLAIN, Recipe
 from benchmarks.gpu.step import Fact, Place, Step, each_in_time
 
 DROPOUT = 0.1
@@ -14,6 +15,7 @@ RECIPES = (
     Recipe(name="gpt2-medium-auto", workload="gpt2-medium", kernels="auto"),
     Recipe(name="gpt2-medium-all", workload="gpt2-medium", kernels="all"),
     Recipe(name="llama-1b-auto", workload="llama-1b", kernels="auto"),
+    Recipe(name="gpt2-medium-graphs", workload="gpt2-medium", pins=(*EAGER, "capture=true")),
     Recipe(name="gpt2-medium-compiled", workload="gpt2-medium", pins=(*PLAIN, "compile=true")),
 )
 _EACH_S = 8
@@ -56,7 +58,7 @@ def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
 
 
 STEP = Step(
-    name="variants", does="dropout, fused kernels and torch.compile", order=70, limit_s=55,
+    name="variants", does="dropout, fused kernels, CUDA graphs and torch.compile", order=70, limit_s=63,
     least_s=15, run=run, recipes=RECIPES,
     claims=(
         *(
@@ -73,6 +75,11 @@ STEP = Step(
             text="fused kernels that `auto` chose make the step no longer",
             page="kernels.md", low=fixed(0), high=fixed(1.0),
             measured=ratio("gpt2-medium-auto/chained_s", "gpt2-medium/chained_s"),
+        ),
+        Claim(
+            text="CUDA graphs make the step no longer",
+            page="concepts.md", low=fixed(0), high=fixed(1.0),
+            measured=ratio("gpt2-medium-graphs/chained_s", "gpt2-medium/chained_s"),
         ),
         Claim(
             text="a step with dropout over one of plain PyTorch (a bar of the day)",
