@@ -101,7 +101,7 @@ class CapturedCalls:
 
     def take(self) -> CaptureSlot | None:
         """Returns a slot for the micro-batch that begins; None: it runs as it is."""
-        if not self._warm or self._comm.still or not self._comm.training:
+        if not self._warm or not self._comm.training:
             return None
         if self._free:
             return self._free.pop()
@@ -112,8 +112,15 @@ class CapturedCalls:
         """The backward of its micro-batch is over."""
         if slot is not None:
             self._free.append(slot)
-        elif not self._comm.still:
+        else:
             self._warm = True
+
+    def forget(self) -> None:
+        """Nothing has been recorded: what runs may be another now."""
+        self._free.clear()
+        self._trained.clear()
+        self._sums.clear()
+        self.slots, self._warm = 0, False
 
     def saw(self, index: int) -> None:
         """A call's backward has run as it is."""

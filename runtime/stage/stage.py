@@ -137,6 +137,11 @@ class StageModule(nn.Module):
         """How many micro-batches in flight have had recordings of their own."""
         return 0 if self._captured is None else self._captured.slots
 
+    def forget_recordings(self) -> None:
+        """Calls are recorded anew, as numbers of Python that they go by are others now."""
+        if self._captured is not None:
+            self._captured.forget()
+
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
         return self._plain(self.program.totals, values)
