@@ -32,8 +32,11 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
 
 def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with all stages recorded, where nothing in it forbids that. Blocks that a profile
-    has measured are known as they run one by one, so there nothing is tried."""
+    has measured are known as they run one by one, and those of other stacks as they are there, so
+    with these nothing is tried."""
     if all(stage.capture for stage in plan.stages) or _is_measured(problem):
+        return
+    if problem.tables.style:
         return
     if not allowed(problem.constraints, RULE, (_YES,)):
         return
