@@ -9,17 +9,13 @@ from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.experts import EXPERTS_TARGET
-from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.noise import is_random
-from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import joint_kernels, used_at
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import halves_backwards, says_when_to_recompute
 from meshwright.ir.precision import precision
-from meshwright.ir.torch_private import reads_values
 
 RULE = "capture"
 _OFF = "capture false"
@@ -114,6 +110,8 @@ def _of_ops(plan: Plan, graph: Graph, index: int) -> list[tuple[str, str]]:
 
 def ops_against(graph: Graph) -> Mapping[str, str]:
     """Pattern of blocks -> the first of their ops that forbids it, and why; empty if none does."""
+    from meshwright.forms.captured_ops import forbids  # torch is loaded only where needed
+
     # Kept as cached properties are, with the graph: every plan that is tried asks.
     kept: dict[str, Mapping[str, str]] = graph.__dict__
     if _KEPT not in kept:
@@ -121,32 +119,11 @@ def ops_against(graph: Graph) -> Mapping[str, str]:
             block.pattern: next(
                 (
                     f"{block.name}: {op.key} {why}"
-                    for op in graph.block_ops(block) if (why := forbids(op, graph))
+                    for op in graph.block_ops(block)
+                    if (why := forbids(op, graph))
                 ),
                 "",
             )
             for block in graph.distinct_blocks()
-        }  # fmt: skip
+        }
     return kept[_KEPT]
-
-
-def forbids(op: Op, graph: Graph) -> str:
-    """Returns why an op cannot be recorded; empty if it can."""
-    if _draws(op):
-        return "draws random numbers, whose key the host makes of the step's number"
-    if op.target == EXPERTS_TARGET:
-        return "sends tokens by counts that only a run tells"
-    masked = any(graph.tensors[name].dtype == "bool" for name in op.inputs)
-    if reads_values(operator(op.target), masked=masked):
-        return "has results whose shape, or value, the host reads"
-    return ""
-
-
-def _draws(op: Op) -> bool:
-    """Whether a call draws random numbers when it trains: dropout of nothing does not."""
-    given = dict(op.args)
-    names = ["dropout_p", "dropout", *(["p"] if "dropout" in op.target else [])]
-    chances = [given[name] for name in names if name in given]
-    if not chances:
-        return is_random(operator(op.target))
-    return any(map(bool, chances)) and given.get("train", True) is not False

@@ -83,7 +83,12 @@ AGAIN = ("gpt2 bf16", "gpt2 fp32", "on host")
 """Of these, checkpoints."""
 LATER = "then from a checkpoint"
 REHEARSED = (
-    "gpt2 fp64", "gpt2 bf16 kernels", "recompute", "on host", "saved on host", "captured bf16",
+    "gpt2 fp64",
+    "gpt2 bf16 kernels",
+    "recompute",
+    "on host",
+    "saved on host",
+    "captured bf16",
 )
 """On the CPU, where each takes seconds of one core, and most are tested elsewhere."""
 NAMES = {
