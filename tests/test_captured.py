@@ -17,6 +17,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
+from meshwright.runtime.capture import recorder
 from meshwright.runtime.capture.operators import OperatorTape
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
@@ -25,6 +26,14 @@ from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 
 STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs on CPUs record, too."""
+    monkeypatch.setattr(recorder, "TAPES", True)
+
+
 ON_FOUR: dict[str, tuple[dict[str, Any], int]] = {
     "1F1B, tensors": ({"pp": 2, "tp": 2, "num_microbatches": 4}, 2),
     "1F1B, ZeRO 2, made again": (

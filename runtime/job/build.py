@@ -28,7 +28,7 @@ from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import changed
-from meshwright.runtime.capture.recorder import recorder_of
+from meshwright.runtime.capture.recorder import LaunchRecorder, recorder_of
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.messages.messages import pairs_of
 from meshwright.runtime.record.record import Recorder
@@ -114,7 +114,7 @@ def build_rank(
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
-    launches = None
+    launches: LaunchRecorder | None = None
     if any(stage.capture for stage in plan.stages):
         launches = recorder_of(device, by_nccl=backends().get("cuda", "nccl") == "nccl")
     groups = make_groups(

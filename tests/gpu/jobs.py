@@ -15,6 +15,7 @@ from meshwright.ir.kernels import KERNELS
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.capture import recorder
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.testing.models import CASES
@@ -95,6 +96,7 @@ def batches(case: JobCase, device: str, steps: int = STEPS) -> list[Any]:
 
 def job_of(case: JobCase, device: str, **more: Any) -> Job:
     model, graph, plan = made(case, device)
+    recorder.TAPES = "capture" in case.stage
     warnings.filterwarnings("ignore", "offload on cpu")  # which is what this is about there
     return compile_job(
         model, plan, optimizer=lambda given: torch.optim.SGD(given, lr=RATE),
