@@ -79,16 +79,15 @@ class OperatorTape:
 
     def close(self) -> None:
         """The region is over, and what it made is in the hands of whoever wants it."""
-        self._made = {
-            key: x for key, x in self._made.items()
-            if x.is_floating_point() and holders_of(x) <= self._held[key]
-        }  # fmt: skip
+        self._made = {key: x for key, x in self._made.items() if x.is_floating_point()}
         self._forget()
 
     def _forget(self) -> None:
-        for x in self._made.values():
-            whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
-            whole.fill_(float("nan"))
+        """What nobody holds by now is the pool's, also what somebody held before."""
+        for key, x in self._made.items():
+            if holders_of(x) <= self._held[key]:
+                whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+                whole.fill_(float("nan"))
 
     @torch.no_grad()
     def replay(self) -> None:
