@@ -40,12 +40,12 @@ class _Step(NamedTuple):
 class OperatorTape:
     """One region, recorded while it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: dict[int, int] | None = None) -> None:
+        """`held`: by its key, how many tensors of all tapes of a job look into a memory."""
         self._steps: list[_Step] = []
         self._made: dict[int, Tensor] = {}
         """Memory that was made inside, by its key."""
-        self._held: dict[int, int] = {}
-        """How many tensors of the tape look into it."""
+        self._held: dict[int, int] = {} if held is None else held
 
     @contextmanager
     def recording(self) -> Iterator[None]:

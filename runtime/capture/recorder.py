@@ -49,8 +49,11 @@ class CudaRecorder:
 class OperatorRecorder:
     """The same on a CPU, where it saves nothing: so that what GPUs do can be tried without one."""
 
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+
     def record(self, region: Callable[[], T]) -> tuple[Replay, T]:
-        tape = OperatorTape()
+        tape = OperatorTape(self._held)
         with tape.recording():
             made = region()
         tape.close()
