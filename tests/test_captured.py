@@ -144,8 +144,8 @@ def test_a_tape_keeps_the_rules_of_a_graph() -> None:
         del gone
     lone.close()
     assert made.tolist() == [5.0] * 4 and kept
-    freed = [bool(x.isnan().all()) for x in lone._made.values()]
-    assert freed == [True, False], "what nobody holds is the pool's"
+    lost = [bool(x.isnan().all()) for x in lone._made.values()]
+    assert lost == [True, False], "what nobody holds is the pool's"
     for read in (lambda: x.sum().item(), lambda: torch.rand(2), lambda: x[x > 0]):
         with pytest.raises(PlanError, match="a replay"), OperatorTape().recording():
             read()

@@ -62,7 +62,7 @@ def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
 
 STEP = Step(
     name="variants", does="dropout, fused kernels, CUDA graphs and torch.compile", order=70,
-    limit_s=63, least_s=15, run=run, recipes=RECIPES,
+    limit_s=55, least_s=15, run=run, recipes=RECIPES,
     claims=(
         *(
             Claim(
