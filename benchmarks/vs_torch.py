@@ -3,9 +3,10 @@
 The same model (the demo's GPT-2, untied), layout, processes and fused AdamW; steps are taken in
 turn (ours, theirs, ours, ...), so that a drifting machine hits both, and all losses must be equal.
 Printed are the medians of the ratios of pairs, theirs by ours: by the clock, and by the processor
-time of all ranks together, which what else runs on the machine changes less.
+time of all ranks together, which what else runs on the machine changes less; of these, the middle
+half of the pairs, too. `--same` compares torch with itself: what is not 1 there is the machine's.
 
-    python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--only DDP] [--device cuda]
+    python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--only DDP] [--same] [--device cuda]
 
 The device is the GPU if this machine has one; there NCCL takes the place of Gloo.
 """
@@ -191,16 +192,17 @@ def line(name: str, ranks: int, rows: Sequence[tuple[Took, Took]]) -> str:
     tokens = BATCH * SEQUENCE
     mine_s, theirs_s = (statistics.median(x.clock_s for x in c) for c in zip(*rows, strict=True))
     clock = statistics.median(b.clock_s / a.clock_s for a, b in rows)
-    busy = statistics.median(b.processor_s / a.processor_s for a, b in rows)
+    ratios = [b.processor_s / a.processor_s for a, b in rows]
+    low, busy, high = statistics.quantiles(ratios * 2, n=4, method="inclusive")
     return (
         f"{ranks} ranks  {name:22s} meshwright {tokens / mine_s:7.0f} tokens/s"
         f"   torch {tokens / theirs_s:7.0f} tokens/s   ratio {clock:.3f}"
-        f"   of processor time {busy:.3f}"
+        f"   of processor time {busy:.3f} ({low:.3f} to {high:.3f})"
     )
 
 
-def worker(pairs: int, kind: str, only: str) -> None:
-    """What each rank does."""
+def worker(pairs: int, kind: str, only: str, *, same: bool) -> None:
+    """What each rank does. `same`: torch's engines stand in for ours."""
     torch.set_num_threads(1)
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
@@ -222,7 +224,8 @@ def worker(pairs: int, kind: str, only: str) -> None:
     }
     for name, (choice, theirs) in engines.items():
         if only in name:
-            compare(name, ours(device, **choice), theirs(), pairs, device)
+            mine = theirs() if same else ours(device, **choice)
+            compare(name, mine, theirs(), pairs, device)
     dist.destroy_process_group()
 
 
@@ -231,10 +234,11 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--only", default="", help="part of an engine's name")
+    parser.add_argument("--same", action="store_true", help="torch against itself")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        worker(options.pairs, options.device, options.only)
+        worker(options.pairs, options.device, options.only, same=options.same)
     else:
         for ranks in options.ranks:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

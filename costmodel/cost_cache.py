@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.costmodel.as_run import as_run
@@ -15,6 +15,7 @@ from meshwright.costmodel.block.price_ops import GraphFacts
 from meshwright.costmodel.comm.comm import Levels, group_levels
 from meshwright.costmodel.elsewhere import as_elsewhere
 from meshwright.costmodel.fit.calibrated import calibrated
+from meshwright.costmodel.ops.captured import capturing
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.profile_timer import profile_timer
 from meshwright.costmodel.stage.buckets import BUCKET_BYTES
@@ -86,6 +87,7 @@ class CostTables:
         self.bucket_bytes = bucket_bytes or self.run_as.bucket_bytes or BUCKET_BYTES
         """Gradients that are reduced together."""
         self.facts = GraphFacts.of(graph, self.run_as.numbers(known_precision(precision)))
+        self._timer = timer
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
@@ -97,6 +99,16 @@ class CostTables:
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.memos = Memos()
+
+    @cached_property
+    def captured(self) -> BlockCosts:
+        """Costs of blocks that are recorded in CUDA graphs: by their ops, as no profile has any."""
+        cluster = replace(
+            self.cluster, device_types=tuple(map(capturing, self.cluster.device_types))
+        )
+        devices = {device.name: device for device in cluster.device_types}
+        timer = self._timer or layer_timer(self.graph) or profile_timer(cluster, self.profile)
+        return BlockCosts(self.facts, devices, timer, None, self.run_as)
 
     @cached_property
     def block_index(self) -> dict[str, int]:
@@ -208,9 +220,10 @@ class CostTables:
         self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: Mode = False
     ) -> BlockCost:
         """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
+        blocks = self.captured if spot.captured else self.blocks
         if isinstance(mode, tuple):
-            return self.blocks.kept(block, layout, spot, mode)
-        cost = self.blocks.cost(block, layout, spot)
+            return blocks.kept(block, layout, spot, mode)
+        cost = blocks.cost(block, layout, spot)
         return cost.recomputed() if mode else cost
 
     def stage(

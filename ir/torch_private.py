@@ -319,6 +319,22 @@ def is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
+def reads_values(target: Any, *, masked: bool) -> bool:
+    """Whether the host reads what the operator finds: a number, or the shape of a result. `masked`:
+    an operand is of booleans, without which indexing has results of known shapes."""
+    if not masked and target is torch.ops.aten.index.Tensor:
+        return False
+    tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+    return any(tag in target.tags for tag in tags)
+
+
+def holders_of(tensor: Tensor) -> int:
+    """How many tensors look into the memory of this one, those of autograd and itself counted."""
+    memory = tensor.untyped_storage()
+    counted: Any = torch._C
+    return int(counted._storage_Use_Count(memory._cdata)) - 1
+
+
 def is_watched() -> bool:
     """Whether operators are seen one by one, by `watching` or as fake tensors: torch.compile does
     nothing then."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-PLAIN = ("recompute=none", "saved=none", "num_microbatches=1")
+EAGER = ("recompute=none", "saved=none", "num_microbatches=1")
+PLAIN = (*EAGER, "capture=false")
 """Pins of a plan that does what eager PyTorch does."""
 
 

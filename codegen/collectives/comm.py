@@ -310,8 +310,9 @@ class Comm:
         source: DimShares | None,
         target: DimShares | None,
     ) -> AxisConversion:
-        first = axis != "dp" or self.microbatch == 0
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
+        masks = axis == "dp" and Primitive.MASK in (forward, gradient)
+        first = not masks or self.microbatch == 0
         share = back = ALL
         if axis == "dp" and self.apart is not None and self.training:
             axis, share, back = along_dp(forward, gradient, *self.apart, sums=self.sums_apart)

@@ -59,12 +59,14 @@ class BlockSpot:
     """By torch.compile."""
     own_levels: Levels | None = None
     """Of dp, those within a replica, where replicas train alone; None: they do not."""
+    captured: bool = False
+    """In CUDA graphs."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Costs are looked up by spot very often, and tiers are long.
         parts = (self.samples, self.dp, self.model, self.device, self.dp_levels,
-                 self.model_levels, self.compiled, self.own_levels)  # fmt: skip
+                 self.model_levels, self.compiled, self.own_levels, self.captured)  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:

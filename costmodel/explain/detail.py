@@ -13,6 +13,7 @@ from meshwright.costmodel.explain.breakdown import breakdown_of
 from meshwright.costmodel.explain.messages import messages_of
 from meshwright.costmodel.explain.rows import rows_saved
 from meshwright.costmodel.explain.utilisation import peak_flops, step_flops
+from meshwright.costmodel.memory.memory_timeline import stays
 from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
 from meshwright.costmodel.simulate.simulate import StageTimes
@@ -130,12 +131,13 @@ def _stage(
     collectives: dict[str, float],
 ) -> StageDetail:
     held = found.models[index].memory
+    there = Bytes(activations=stays(held, found.stepped.timeline.table, index))
     return StageDetail(
         actions=actions,
-        saved_bytes=held.saved,
+        saved_bytes=0 if held.slots else held.saved,
         kept_bytes=held.kept_saved,
         halved_bytes=held.halved,
-        always=_moving(held.always),
+        always=_moving(held.always.plus(there)),
         begun=_moving(held.begun),
         rises=_rises(held),
         traffic=traffic,

@@ -112,10 +112,12 @@ def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
 def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
     """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
-    yield end(own)
-    always = _sum(s.always for s in own)
+    there = _there(stages, table, rank)
+    sums = sum([s.slots.sums for s in own if s.slots])
+    yield end(own).plus(there)
+    always = _sum(s.always for s in own).plus(there)
     begun = [s.begun.gradients for s in own]
-    saved, halved = [s.saved for s in own], [s.halved for s in own]
+    saved, halved = [0 if s.slots else s.saved for s in own], [s.halved for s in own]
     if table.early:
         saved += [s.kept_saved for s in own]
         begun, halved = begun + [0] * len(own), halved + [0] * len(own)
@@ -128,7 +130,22 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
         for place, count in enumerate(in_flight):
             activations += count * saved[place] + between[place] * halved[place]
             gradients += on[place] * begun[place]
-        yield Bytes(gradients, activations, communication, workspace)
+        yield Bytes(max(gradients, sums), activations, communication, workspace)
+
+
+def _there(stages: Sequence[Holding], table: Table, rank: int) -> Bytes:
+    own = held_stages(table, rank)
+    return Bytes(activations=sum([stays(stages[index], table, index) for index in own]))
+
+
+def stays(stage: Holding, table: Table, index: int) -> int:
+    """Returns what recorded calls of stage `index` save of all micro-batches that are in flight at
+    once: it is there at any time."""
+    if stage.slots is None:
+        return 0
+    rank = table.owners[index]
+    place = held_stages(table, rank).index(index)
+    return max([moment.in_flight[place] for moment in moments(table)[rank]]) * stage.saved
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:
@@ -160,16 +177,17 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
     it. Offloaded bytes are there but for the time they are away."""
     table, ran = timeline.table, timeline.ran
     own = [stages[s] for s in held_stages(table, rank)]
+    there = _there(stages, table, rank)
     points = []
     for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
         stage, plain = own[moment.stage], moment.kind & (LAST - 1)
-        held = _between(own, moment)
+        held = _between(own, moment).plus(there)
         inside = held.plus(rise(stage, moment.kind, moment.first, moment.whole))
         points.append(Point(ran.starts[position], inside))
         if plain in (B, B + HELD, W):
             halved = stage.halved if plain == W else 0
             freed = stage.kept_saved if moment.whole else stage.saved
-            held = held.plus(Bytes(activations=-freed - halved))
+            held = held.plus(Bytes(activations=0 if stage.slots else -freed - halved))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
@@ -181,7 +199,7 @@ def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     count = len(own)
     held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun[:count], strict=True) if on))
     counts = zip(moment.in_flight[:count], moment.halved[:count], own, strict=True)
-    kept = sum(n * s.saved + half * s.halved for n, half, s in counts)
+    kept = sum(n * s.saved + half * s.halved for n, half, s in counts if not s.slots)
     whole = moment.in_flight[count:]
     kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))
     return held.plus(Bytes(activations=kept))

@@ -42,9 +42,22 @@ _Rise = tuple[int, int, int, int]
 """The same where there are many."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotBytes:
+    """Of a stage whose calls are recorded (`Stage.capture`), what stays from step to step."""
+
+    beside: int
+    """Of each micro-batch that is in flight at once, beside what blocks save: gradients of what
+    they read, and copies of what comes from other stages."""
+    sums: int
+    """Of all parameters, gradients as blocks make them."""
+
+
 class Holding(Protocol):
     """What a stage holds over a step, as far as the course of it goes."""
 
+    @property
+    def slots(self) -> SlotBytes | None: ...
     @property
     def always(self) -> Bytes: ...
     @property
@@ -108,6 +121,8 @@ class StageMemory:
     border: int
     entry: int
     blocks: tuple[BlockMemory, ...]
+    slots: SlotBytes | None = None
+    """What stays where calls are recorded: nothing that they save is given back then."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
@@ -129,7 +144,8 @@ class StageMemory:
     @cached_property
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
-        return sum([block.saved for block in self.blocks]) + self.border
+        beside = self.slots.beside if self.slots else 0
+        return sum([block.saved for block in self.blocks]) + self.border + beside
 
     @cached_property
     def halved(self) -> int:
@@ -190,6 +206,8 @@ class StageMemory:
         own = moving = 0
         for group in self.groups:
             own += self._of_trained(group, group.exchange.left)
+            if self.slots and not (group.exchange.sums_into_zeros or group.exchange.left[0]):
+                own += ceil(group.exchange.read * group.trained)
             wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
             sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
             at_once = group.exchange.published_at_once * max(sizes, default=0)
@@ -259,7 +277,8 @@ class StageMemory:
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
         found: list[_Rise] = []
-        freed = self.border  # what was sent goes as its gradient comes
+        gives_back = self.slots is None
+        freed = self.border * gives_back  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
@@ -293,7 +312,7 @@ class StageMemory:
             if index == len(self.blocks) - 1:  # the gradient that comes is there as a message
                 workspace = max(0, workspace - self.border)
             found.append((whole, -freed, gathered + moving, workspace))
-            freed += block.saved
+            freed += block.saved * gives_back
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):

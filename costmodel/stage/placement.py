@@ -78,7 +78,7 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     shards = stage.mesh.get("dp_shard", 1)
     # Of replicas that train alone, a rank meets those of its own for some messages.
     own = shards if stage.sync is not None and exchange_of(stage).apart else 0
-    key = stage.devices, stage.batch_shares, model, stage.compile, own
+    key = stage.devices, stage.batch_shares, model, stage.compile, stage.capture, own
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
@@ -93,7 +93,15 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
                 spot = BlockSpot(
-                    share, dp, model, name, dp_levels, levels, stage.compile, own_levels
+                    share,
+                    dp,
+                    model,
+                    name,
+                    dp_levels,
+                    levels,
+                    stage.compile,
+                    own_levels,
+                    stage.capture,
                 )
                 found[spot] = None
         known[key] = tuple(found)

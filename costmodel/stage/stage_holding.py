@@ -6,7 +6,7 @@ from math import ceil
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
-from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory
 from meshwright.costmodel.ops.optimizer import temporary_bytes
 from meshwright.costmodel.stage.buckets import BlockParams, buckets
 from meshwright.costmodel.stage.placement import StageCosts
@@ -60,6 +60,7 @@ def stage_memory_of(
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs),
+        slots=_slots(costs, parts, held) if costs.spot.captured else None,
         groups=tuple(
             MemoryGroup(
                 form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
@@ -69,6 +70,17 @@ def stage_memory_of(
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),
+    )  # fmt: skip
+
+
+def _slots(costs: StageCosts, parts: Parts, held: Sequence[BlockParams]) -> SlotBytes:
+    gradients = sum([sum(cost.input_bytes) for cost in costs.cost.blocks])
+    return SlotBytes(
+        gradients + costs.entry_bytes,
+        sum([
+            ceil(part.exchange.read * own.trained_bytes)
+            for part, own in zip(parts, held, strict=True)
+        ]),
     )  # fmt: skip
 
 

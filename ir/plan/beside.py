@@ -13,8 +13,8 @@ def waits_for_collectives(plan: Plan) -> bool:
 
 def blocks_wait(plan: Plan) -> bool:
     """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no
-    kernel takes over a collective, no block is compiled."""
-    beside = any(s.overlap != "none" or s.compile for s in plan.stages)
+    kernel takes over a collective, no block is compiled or recorded."""
+    beside = any(s.overlap != "none" or s.compile or s.capture for s in plan.stages)
     return not beside and not any(map(is_placed, used(plan)))
 
 

@@ -194,6 +194,9 @@ class Stage:
     compile: bool = False
     """Whether `torch.compile` makes kernels of what blocks do between collectives; equal blocks
     share them."""
+    capture: bool = False
+    """Whether what blocks launch is recorded once, for each micro-batch in flight, in CUDA graphs
+    that later micro-batches replay (`ir.plan.captured` says where it may be)."""
     layouts: dict[str, str] = field(default_factory=dict)
     """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
 

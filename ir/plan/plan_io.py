@@ -27,6 +27,7 @@ _CONVERTED = {"meshwright.plan/2.0": {"bf16": "bf16-autocast"}}
 _PLAIN = frozenset({int, float, str})
 _UNSAID = frozenset(
     {
+        "capture",
         "compile",
         "detail",
         "improved",

@@ -60,6 +60,7 @@ def render(plan: Plan) -> RenderableType:
         *_synchronised(plan),
         *_overlaps(plan),
         *_compiled(plan),
+        *_captured(plan),
     ]
     if plan.predicted and plan.predicted.stages:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
@@ -196,6 +197,11 @@ def _hidden(plan: Plan, stage: int) -> str:
 def _compiled(plan: Plan) -> list[RenderableType]:
     own = tuple(i for i, stage in enumerate(plan.stages) if stage.compile)
     return [Text(f"torch.compile, stage {ranges(own)}")] if own else []
+
+
+def _captured(plan: Plan) -> list[RenderableType]:
+    own = tuple(i for i, stage in enumerate(plan.stages) if stage.capture)
+    return [Text(f"CUDA graphs, stage {ranges(own)}")] if own else []
 
 
 def _saved(plan: Plan) -> list[RenderableType]:

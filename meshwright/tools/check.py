@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from meshwright.forms.captured import capture_findings
 from meshwright.forms.methods import method_findings, method_gives_up
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.stepping import owner_notes, update_findings
@@ -70,11 +71,12 @@ def check_plan(
         return read
     findings = [
         *read.findings, *retention_findings(plan), *verify(plan, graph, cluster),
-        *sync_findings(plan), *_unsaid(plan), *method_findings(plan),
+        *sync_findings(plan), *capture_findings(plan), *_unsaid(plan), *method_findings(plan),
         *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
     if graph is not None and not any(f.severity == "error" for f in findings):
         findings += [*table_findings(plan, graph), *update_findings(plan, graph)]
+        findings += capture_findings(plan, graph)
     if not any(f.severity == "error" for f in findings):
         findings += stepping_notes(plan)
         findings += owner_notes(plan, graph) if graph is not None else ()

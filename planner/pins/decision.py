@@ -66,6 +66,8 @@ class Decision:
     """Values that a search gives its best plans by `apply` where pins leave them."""
     variants: "Callable[[Problem, Plan], Iterator[Plan]] | None" = None
     """Variants of one of its best plans that a search tries, where that is more than a value."""
+    refused: "Callable[[Problem, Pin], str] | None" = None
+    """Why no plan of a problem keeps a pin; empty where that is not known beforehand."""
     findings: Callable[[Plan], Iterator[Finding]] | None = None
     """What `meshwright check` warns of in a plan."""
     notes: "Callable[[Problem, Plan], Iterator[str]] | None" = None

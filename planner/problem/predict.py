@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.explain.detail import detail_of
+from meshwright.forms.captured import recorded_where_legal
 from meshwright.forms.sync import given_up
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction
@@ -21,6 +22,7 @@ def settled(problem: Problem, plan: Plan, *, predict: bool = True) -> Plan:
     it gives up, and its prediction. Notes for readers follow for plans that are chosen
     (`planner.search.evidence`)."""
     plan = replace(plan, gives_up=given_up(plan), kernels=put_in(problem, plan))
+    plan = recorded_where_legal(plan, problem.graph)
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 

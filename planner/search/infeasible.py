@@ -106,6 +106,8 @@ def plain_reason(problem: Problem, item: Constraint) -> str:
     size that cannot be shared out. Says the nearest that can; empty if it is not so simple."""
     if not isinstance(item, Pin) or item.relation != "=" or item.scope != EVERYWHERE:
         return ""
+    if (refused := DECISIONS[item.name].refused) and (why := refused(problem, item)):
+        return why
     asked = item.value if isinstance(item.value, tuple) else (item.value,)
     numbers = [value for value in asked if isinstance(value, int) and value > 0]
     if not numbers:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.comm.by_store import from_first
+from meshwright.ir.trace.changing import changed
 from meshwright.ir.trace.loss_module import LossFn, nested_batch
 from meshwright.runtime.check.difference import (
     StepOutcome,
@@ -66,6 +67,11 @@ def _stepped(
     job: Job, batch: Mapping[str, Tensor]
 ) -> tuple[StepOutcome, dict[str, Tensor], tuple[str, ...]]:
     """A step of the job; what rank 0 gets of it."""
+    if any(stage.capture for stage in job.plan.stages) and not changed(job.graph):
+        # Recorded in this pass, replayed in the next one: so it is replays that are compared.
+        job.backward(nested_batch(batch))
+        job.sum_gradients()
+        job.accumulated = 0
     loss = job.backward(nested_batch(batch))
     job.sum_gradients()
     none = without_gradient(job)

@@ -30,6 +30,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
     scale, job.loss_scale = job.loss_scale, None
     for stage, _ in stages:
         stage.comm.still, stage.autocast = True, None
+        stage.forget_recordings()
     try:
         with job.recorder.paused():
             yield
@@ -39,6 +40,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
             stage.sync.begin()
             stage.sync.load(state)
             stage.comm.still, stage.autocast = False, autocast
+            stage.forget_recordings()
         with torch.no_grad():
             for x, kept in tensors:
                 if x.shape == kept.shape:

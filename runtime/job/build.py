@@ -9,6 +9,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm, Tap, Window
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.alone import replica_lines
+from meshwright.forms.captured import check_capture
 from meshwright.forms.copied import check_copies
 from meshwright.forms.folding import folded_lines, views_in
 from meshwright.forms.grouped import run_of
@@ -27,6 +28,7 @@ from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import changed
+from meshwright.runtime.capture.recorder import LaunchRecorder, recorder_of
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.messages.messages import pairs_of
 from meshwright.runtime.record.record import Recorder
@@ -34,6 +36,7 @@ from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.tied import Tie, find_ties, shared_by_stages
 from meshwright.runtime.world.groups import Groups, make_groups
+from meshwright.runtime.world.world import backends
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +108,15 @@ def build_rank(
     check_retention(plan)
     check_tables(plan, graph)
     check_copies(plan)
+    check_capture(plan, graph)
     if scaling := scaling_of(plan.precision):
         check_float8(scaling)
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
+    launches: LaunchRecorder | None = None
+    if any(stage.capture for stage in plan.stages):
+        launches = recorder_of(device, by_nccl=backends().get("cuda", "nccl") == "nccl")
     groups = make_groups(
         plan, rank, device, pairs_of(plan, programs, rank),
         (*(line for tie in ties for line in tie.groups), *folded_lines(plan, graph),
@@ -146,8 +153,9 @@ def build_rank(
         if any(has_taps(view.sync_form) for view in views_of(stage)):
             comm.tap = _tap(comm, program, sync)
         stages[index] = StageModule(
-            program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch
-        )
+            program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch,
+            launches if stage.capture else None,
+        )  # fmt: skip
     names = {name for found in tensors.values() for name in found}
     owners = judged(names, _owners) if shared else dict.fromkeys(names, rank)
     firsts = {name: found[0] for name, found in shared_by_stages(graph, plan).items()}

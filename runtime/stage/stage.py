@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower.program import Call, StageProgram
+from meshwright.codegen.lower.program import Call, StageProgram, reads_place
 from meshwright.codegen.passes.halves import add
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError
-from meshwright.ir.torch_private import run_backward
+from meshwright.ir.torch_private import is_watched, run_backward
+from meshwright.runtime.capture.calls import CapturedCalls, CaptureSlot
+from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper
 from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
@@ -81,6 +83,8 @@ class _StageTape:
     """Of the calls of whose ops the plan says what becomes of what they make."""
     whole: bool = False
     """All is there for the backward, whatever the plan says of the calls."""
+    slot: CaptureSlot | None = None
+    """Where its calls are replayed; None: they run as they are."""
 
 
 class StageModule(nn.Module):
@@ -94,7 +98,9 @@ class StageModule(nn.Module):
         sync: SyncRun,
         autocast: torch.dtype | None = None,
         prefetch: int = 0,
+        recorder: LaunchRecorder | None = None,
     ) -> None:
+        """`recorder`: of calls, which are replayed then."""
         super().__init__()
         self.program, self.comm, self.sync = program, comm, sync
         self._blocks = tuple(BlockModule(call, tensors) for call in program.calls)
@@ -118,6 +124,25 @@ class StageModule(nn.Module):
         self._kept_names = read | self._relayed
         self._sent = {value.name for value in program.sends} | {program.loss}
         self._received = {value.name for value in program.receives}
+        self._captured: CapturedCalls | None = None
+        if recorder is not None:
+            self._captured = CapturedCalls(self._blocks, comm, self._casts, recorder)
+        own = [call for call in program.calls if not reads_place(call)] if recorder else []
+        self._replayed = {call.block for call in own}
+        """Blocks whose calls are replayed where there is a slot; others run as they are."""
+        made = {name for call in own for name in call.outputs}
+        self._entering = {name for call in own for name in call.inputs} - made
+        """What calls that are replayed read, and none of them makes."""
+
+    @property
+    def slots(self) -> int:
+        """How many micro-batches in flight have had recordings of their own."""
+        return 0 if self._captured is None else self._captured.slots
+
+    def forget_recordings(self) -> None:
+        """Calls are recorded anew, as numbers of Python that they go by are others now."""
+        if self._captured is not None:
+            self._captured.forget()
 
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
@@ -138,12 +163,16 @@ class StageModule(nn.Module):
         """
         env = dict(values)
         tape = _StageTape(whole=whole)
+        if keep and self._captured is not None and not is_watched():
+            tape.slot = self._captured.take()
         for value in self.program.receives:
             if keep and value.requires_grad:
                 env[value.name] = tape.leaves[value.name] = (
                     env[value.name].detach().requires_grad_(True)
                 )
         env |= self._plain(self.program.prelude, env)
+        if tape.slot is not None:
+            self._enter(env, tape, tape.slot)
         order = range(len(self.program.calls))
         for index, call in enumerate(self.program.calls):
             ahead = self._ahead(order, index)
@@ -156,7 +185,22 @@ class StageModule(nn.Module):
         if keep:
             self._tapes[microbatch] = tape
         wanted = [value.name for value in self.program.sends]
-        return {name: env[name].detach() for name in (*wanted, self.program.loss) if name}
+        found = {name: env[name].detach() for name in (*wanted, self.program.loss) if name}
+        # The next micro-batch of a slot writes over what this one has made there.
+        return found if tape.slot is None else {name: x.clone() for name, x in found.items()}
+
+    def _enter(self, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot) -> None:
+        """What calls read that others have made is copied to where they read it."""
+        for name in sorted(self._entering & env.keys()):
+            self._enter_one(name, env, tape, slot)
+
+    def _enter_one(
+        self, name: str, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot
+    ) -> None:
+        assert self._captured is not None
+        env[name] = self._captured.enter(slot, name, env[name])
+        if name in tape.leaves:
+            tape.leaves[name] = env[name]
 
     def _plain(self, call: Call | None, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Runs a call that needs no gradient."""
@@ -182,8 +226,14 @@ class StageModule(nn.Module):
         if keep and index in self._scripts and not tape.whole:
             tape.keepers[index] = self._keeper(index)
         opened = _Opened(self.sync.before_forward, self.sync.close, index, ahead)
-        with opened, torch.set_grad_enabled(graph), self._casts():
-            outputs = self._blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
+        slot = tape.slot if call.block in self._replayed else None
+        if slot is not None:
+            assert self._captured is not None
+            with opened:
+                outputs = self._captured.forward(index, slot, inputs, graph=graph)
+        else:
+            with opened, torch.set_grad_enabled(graph), self._casts():
+                outputs = self._blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
         found = []
         for name, output in zip(call.outputs, outputs, strict=True):
             differs = output.requires_grad if graph else self._differs(index, inputs, output)
@@ -194,6 +244,8 @@ class StageModule(nn.Module):
                     tape.leaves[name] = leaf
                 if graph:
                     found.append(_Output(name, get_gradient_edge(output), output.dtype))
+            if tape.slot is not None and slot is None and name in self._entering:
+                self._enter_one(name, env, tape, tape.slot)
         tape.outputs.append(found)
         still = keep and not any(env[name].requires_grad for name in call.outputs)
         if still:
@@ -329,15 +381,47 @@ class StageModule(nn.Module):
                 position = order.index(index)
                 with self._open(index, self._ahead(order, position)):
                     self._prepare(tape, order[position : position + 2])
-                    edges, arriving = self._starts(index, tape, gradients)
-                    if edges:
-                        run_backward(edges, arriving)
-                    del edges, arriving  # nothing holds them while gradients of parameters go
+                    self._differentiate(index, tape, gradients)
             self._forget(index, tape)
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
         del self._tapes[microbatch]
-        return self._received_gradients(tape)
+        found = self._received_gradients(tape)
+        if self._captured is not None:
+            if tape.slot is not None:
+                found = {name: x.clone() for name, x in found.items()}
+            self._captured.give_back(tape.slot)
+        return found
+
+    def _differentiate(self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]) -> None:
+        """Adds the gradients of a call's parameters, and those of its inputs to their leaves."""
+        if tape.slot is not None and self.program.calls[index].block in self._replayed:
+            self._replay_backward(index, tape, tape.slot, gradients)
+            return
+        edges, arriving = self._starts(index, tape, gradients)
+        if edges:
+            run_backward(edges, arriving)
+        if self._captured is not None:
+            self._captured.saw(index)
+
+    def _replay_backward(
+        self, index: int, tape: _StageTape, slot: CaptureSlot, gradients: Mapping[str, Tensor]
+    ) -> None:
+        assert self._captured is not None
+        call = self.program.calls[index]
+        again = index in tape.again
+        arriving = {}
+        for number, output in enumerate(slot.made(index, graph=not again)):
+            gradient = self._arriving(call.outputs[number], output.dtype, tape, gradients)
+            if gradient is not None:
+                arriving[number] = gradient
+        if not arriving:
+            return
+        inputs = self._inputs_again(index, tape) if again else []
+        found = self._captured.backward(index, slot, inputs, arriving, again=again)
+        for name, gradient in zip(call.inputs, found, strict=True):
+            if gradient is not None and name in tape.leaves:
+                add(tape.leaves[name], gradient)
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The input half of `backward`."""
@@ -388,37 +472,44 @@ class StageModule(nn.Module):
         outputs = self._recompute(index, tape) if again else tape.outputs[index]
         edges, arriving = [], []
         for output in outputs:
-            if output.name == self.program.loss:
-                scale, place = self.loss_scale, self.comm.device
-                gradient: Tensor | None = (
-                    scale.to(place, output.dtype, copy=True)
-                    if isinstance(scale, Tensor)
-                    else torch.full((), scale, dtype=output.dtype, device=place)
-                )
-            elif output.name in tape.leaves:
-                gradient = tape.leaves[output.name].grad
-            else:
-                gradient = gradients.get(output.name)
+            gradient = self._arriving(output.name, output.dtype, tape, gradients)
             if gradient is not None:
                 edges.append(output.edge)
-                arriving.append(gradient.to(output.dtype))
+                arriving.append(gradient)
         return edges, arriving
+
+    def _arriving(
+        self, name: str, dtype: torch.dtype, tape: _StageTape, gradients: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """The gradient of what a call made, in its dtype; None if none arrives."""
+        if name == self.program.loss:
+            scale, place = self.loss_scale, self.comm.device
+            if isinstance(scale, Tensor):
+                return scale.to(place, dtype, copy=True)
+            return torch.full((), scale, dtype=dtype, device=place)
+        leaf = tape.leaves.get(name)
+        gradient = gradients.get(name) if leaf is None else leaf.grad
+        return None if gradient is None else gradient.to(dtype)
 
     def _recompute(self, index: int, tape: _StageTape) -> list[_Output]:
         call = self.program.calls[index]
-        inputs = [
-            tape.leaves[name] if name in tape.leaves else tape.values[name] for name in call.inputs
-        ]
         self.comm.recomputing = True
         try:
             with torch.enable_grad(), self._casts():
-                outputs = self._blocks[index](self.comm, *inputs)
+                outputs = self._blocks[index](self.comm, *self._inputs_again(index, tape))
         finally:
             self.comm.recomputing = False
         return [
             _Output(name, get_gradient_edge(output), output.dtype)
             for name, output in zip(call.outputs, outputs, strict=True)
             if output.requires_grad
+        ]
+
+    def _inputs_again(self, index: int, tape: _StageTape) -> list[Tensor]:
+        """What a call read that runs again as one."""
+        return [
+            tape.leaves[name] if name in tape.leaves else tape.values[name]
+            for name in self.program.calls[index].inputs
         ]
 
     def _prepare(self, tape: _StageTape, coming: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from benchmarks.against_eager import (
     job_step,
     operators,
 )
+from benchmarks.dropping import compared, gpt2
 
 
 @pytest.mark.sampled
@@ -24,3 +25,10 @@ def test_a_step_calls_no_more_operators_than_plain_pytorch(case: HotCase) -> Non
         assert ours == pytest.approx(plain, rel=ROUNDING[case.precision])
     batch = next(given)
     assert operators(mine, batch) <= operators(theirs, batch)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_dropout_calls_no_operators_for_each_sample(microbatches: int) -> None:
+    """A mask has one draw, however many samples it is for."""
+    found = compared(gpt2, 0.1, microbatches, 1)
+    assert found.ours <= found.theirs

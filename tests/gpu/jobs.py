@@ -15,6 +15,7 @@ from meshwright.ir.kernels import KERNELS
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.capture import recorder
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.testing.models import CASES
@@ -47,13 +48,18 @@ JOBS = {
     ),
     "on host": JobCase("gpt2", "bf16", stage={"store": FormChoice(form="on_host")}),
     "saved on host": JobCase("gpt2", "fp32", {"num_microbatches": 2}, {"saved": "offload"}),
+    "captured": JobCase("llama", "fp32", {"num_microbatches": 4}, {"capture": True}),
+    "captured bf16": JobCase(
+        "gpt2", "bf16", {"num_microbatches": 2, "recompute": "full"}, {"capture": True}
+    ),
     "compiled": JobCase("gpt2", "fp32", stage={"compile": True}),
 }
 
 
-def cluster(device: str) -> Cluster:
-    """One device of the kind; what is predicted of it does not matter here."""
-    if device == "cpu":
+def cluster(device: str, *, captured: bool = False) -> Cluster:
+    """One device of the kind; what is predicted of it does not matter here. Plans whose calls are
+    recorded are for GPUs, and run on CPUs where they are told to."""
+    if device == "cpu" and not captured:
         return Cluster.local(1)
     return Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=1)
 
@@ -69,7 +75,8 @@ def made(case: JobCase, device: str) -> tuple[nn.Module, Graph, Plan]:
             copy.deepcopy(model), zoo.example(BATCH, dtype=dtype), zoo.loss_fn,
             kernels=kernels, precision=case.precision,
         )  # fmt: skip
-        problem = make_problem(graph, cluster(device), precision=case.precision, optimizer="sgd")
+        where = cluster(device, captured="capture" in case.stage)
+        problem = make_problem(graph, where, precision=case.precision, optimizer="sgd")
         plan = build_plan(problem, uniform_choice(problem, **case.choice), predict=False)
     stage = dict(case.stage)
     if "saved" in stage:
@@ -89,6 +96,7 @@ def batches(case: JobCase, device: str, steps: int = STEPS) -> list[Any]:
 
 def job_of(case: JobCase, device: str, **more: Any) -> Job:
     model, graph, plan = made(case, device)
+    recorder.TAPES = "capture" in case.stage
     warnings.filterwarnings("ignore", "offload on cpu")  # which is what this is about there
     return compile_job(
         model, plan, optimizer=lambda given: torch.optim.SGD(given, lr=RATE),

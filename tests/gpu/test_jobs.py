@@ -82,7 +82,14 @@ def again(name: str, device: str) -> float:
 AGAIN = ("gpt2 bf16", "gpt2 fp32", "on host")
 """Of these, checkpoints."""
 LATER = "then from a checkpoint"
-REHEARSED = ("gpt2 fp64", "gpt2 bf16 kernels", "recompute", "on host", "saved on host")
+REHEARSED = (
+    "gpt2 fp64",
+    "gpt2 bf16 kernels",
+    "recompute",
+    "on host",
+    "saved on host",
+    "captured bf16",
+)
 """On the CPU, where each takes seconds of one core, and most are tested elsewhere."""
 NAMES = {
     "cpu": [*REHEARSED, f"{AGAIN[0]} {LATER}"],

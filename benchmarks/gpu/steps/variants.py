@@ -1,19 +1,21 @@
-"""The same model with dropout, compiled, with fused kernels; beside plain PyTorch with dropout."""
+"""The same model with dropout, compiled, with fused kernels; as CUDA graphs; beside plain
+PyTorch with dropout."""
 
 from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.gpu.claim import Claim, banded, fact, fixed, ratio
-from benchmarks.gpu.recipe import PLAIN, Recipe
+from benchmarks.gpu.recipe import EAGER, PLAIN, Recipe
 from benchmarks.gpu.step import Fact, Place, Step, each_in_time
 
-DROPOUT = 0.1
+DROPOUT, CAPTURED = 0.1, "capture=true"
 RECIPES = (
     Recipe(name="gpt2-medium", workload="gpt2-medium"),
     Recipe(name="gpt2-medium-dropout", workload="gpt2-medium", dropout=DROPOUT),
     Recipe(name="gpt2-medium-auto", workload="gpt2-medium", kernels="auto"),
     Recipe(name="gpt2-medium-all", workload="gpt2-medium", kernels="all"),
     Recipe(name="llama-1b-auto", workload="llama-1b", kernels="auto"),
+    Recipe(name="gpt2-medium-graphs", workload="gpt2-medium", pins=(*EAGER, CAPTURED)),
     Recipe(name="gpt2-medium-compiled", workload="gpt2-medium", pins=(*PLAIN, "compile=true")),
 )
 _EACH_S = 8
@@ -34,6 +36,9 @@ def is_compiled(recipe: Recipe) -> bool:
 def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
     if place.rehearsal and is_compiled(recipe):
         yield f"{recipe.name}/why", "not rehearsed: it compiles for half a minute"
+        return
+    if place.rehearsal and CAPTURED in recipe.pins:
+        yield f"{recipe.name}/why", "graphs are of GPUs; tests/gpu rehearses them on a CPU"
         return
     from benchmarks.gpu.eager import Copies
     from benchmarks.gpu.measured import free, time_steps
@@ -56,8 +61,8 @@ def _one(place: Place, recipe: Recipe) -> Iterator[Fact]:
 
 
 STEP = Step(
-    name="variants", does="dropout, fused kernels and torch.compile", order=70, limit_s=55,
-    least_s=15, run=run, recipes=RECIPES,
+    name="variants", does="dropout, fused kernels, CUDA graphs and torch.compile", order=70,
+    limit_s=55, least_s=15, run=run, recipes=RECIPES,
     claims=(
         *(
             Claim(
@@ -73,6 +78,11 @@ STEP = Step(
             text="fused kernels that `auto` chose make the step no longer",
             page="kernels.md", low=fixed(0), high=fixed(1.0),
             measured=ratio("gpt2-medium-auto/chained_s", "gpt2-medium/chained_s"),
+        ),
+        Claim(
+            text="CUDA graphs make the step no longer",
+            page="concepts.md", low=fixed(0), high=fixed(1.0),
+            measured=ratio("gpt2-medium-graphs/chained_s", "gpt2-medium/chained_s"),
         ),
         Claim(
             text="a step with dropout over one of plain PyTorch (a bar of the day)",

@@ -153,6 +153,8 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield f"tensor parallelism in several dimensions ({', '.join(axes)})"
     if len({stage.zero for stage in plan.stages}) > 1:
         yield "a ZeRO level per stage; the highest is given"
+    if any(stage.capture for stage in plan.stages):
+        yield "blocks in CUDA graphs: ask for them in the tool's own words"
     for sync in sorted({stage.sync.form for stage in plan.stages if stage.sync}):
         yield f"sync {sync}: replicas agree as the ZeRO level says"
     if any(stage.by_parameter or stage.store for stage in plan.stages):

@@ -1,0 +1,1 @@
+"""Calls of blocks that are recorded once, at fixed addresses, and replayed."""
