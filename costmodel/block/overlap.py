@@ -18,10 +18,7 @@ from meshwright.costmodel.ops.op_classes import op_name
 from meshwright.costmodel.ops.overheads import CPU_TURNS
 from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.ir.cluster.device import DeviceType
-from meshwright.ir.graph.graph import Block, Graph, Kind, Op
-from meshwright.ir.graph.noise import is_random
-from meshwright.ir.graph.operators import operator
-from meshwright.ir.graph.rules import given
+from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.layout import parse_placement
 from meshwright.ir.layout.op_messages import Leg
@@ -234,13 +231,14 @@ def can_halve(graph: Graph, block: Block, layout: BlockLayout) -> bool:
     )  # fmt: skip
     apart = -1 not in entries and all(dim not in (-1, None) for dim in exits)
     # What is drawn is drawn by the number of a sample, which halves of ranks do not know.
-    known = not own or not any(map(_draws, graph.block_ops(block)))
+    known = not own or not _has_draws(graph, block)
     return apart and known and has_apart(graph, block)
 
 
-def _draws(op: Op) -> bool:
-    """Whether it draws numbers; attention does if something is dropped there."""
-    return is_random(operator(op.target)) and bool(given(op, "dropout_p", 1.0))
+def _has_draws(graph: Graph, block: Block) -> bool:
+    from meshwright.ir.graph.draws import draws  # imports what traces, which few commands need
+
+    return any(map(draws, graph.block_ops(block)))
 
 
 def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:

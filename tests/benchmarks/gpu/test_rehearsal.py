@@ -42,7 +42,14 @@ def test_claims_find_their_numbers_in_the_facts(rehearsed):
         for claim in step.claims
         if claim.measured(run.facts(step.name)) is None
     ]
-    only_on_gpus = ("allocator", "beside its tensors", "waits for the device", "no test fails")
+    only_on_gpus = (
+        "allocator",
+        "beside its tensors",
+        "waits for the device",
+        "no test fails",
+        "gpt2-medium-graphs:",
+        "CUDA graphs make",
+    )
     no_such_ops = ("convolution:", "recurrent:", "attention:", "matmul:", "normalization:",
                    "reduction:", "elementwise:", "transcendental:", "gather:", "copy:")  # fmt: skip
     assert not [text for text in lost if not any(word in text for word in only_on_gpus)

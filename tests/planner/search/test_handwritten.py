@@ -15,7 +15,7 @@ EXAMPLES = {
     "compile": "true", "overlap": "block", "sync": "zero", "store": "zero",
     "memory": "60GB", "step": "1.5s", "global_batch_size": 64, "optimizer": "sgd",
     "precision": "fp32", "max_grad_norm": 1, "objective": "memory", "seed": 3,
-    "style": "megatron", "samples": "own",
+    "style": "megatron", "samples": "own", "capture": "true",
     "constraints": ["block h.0 on stage 0"], "stages": [{"tp": 2}],
 }  # fmt: skip
 
