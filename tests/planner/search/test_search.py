@@ -142,6 +142,13 @@ def test_bad_arguments(changes: dict[str, object], says: str) -> None:
         search(mlp(), cluster(2), **asked)  # type: ignore[arg-type]
 
 
+def test_options_go_by_their_names() -> None:
+    with pytest.raises(TypeError, match=r"third argument is a tuple; nearest is example_inputs="):
+        search(mlp(), cluster(2), (torch.zeros(8, 16),))
+    with pytest.raises(TypeError, match="no argument 'optimiser'; nearest is 'optimizer'"):
+        search(mlp(), cluster(2), optimiser="sgd")
+
+
 def test_a_module_without_parameters() -> None:
     example = (torch.zeros(4, 2), torch.zeros(4, 2))
     with pytest.raises(MeshwrightError, match="parameter"):
