@@ -6,9 +6,11 @@ again on that memory, and nothing else: no Python of the region runs. Then what 
 becomes NaN, as memory of a shared pool that another graph has written to.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -40,12 +42,16 @@ class _Step(NamedTuple):
 class OperatorTape:
     """One region, recorded while it runs."""
 
-    def __init__(self, held: dict[int, int] | None = None) -> None:
-        """`held`: by its key, how many tensors of all tapes of a job look into a memory."""
+    def __init__(self, tapes: "WeakSet[OperatorTape] | None" = None) -> None:
+        """`tapes`: those of a job that are still there; this one joins them."""
         self._steps: list[_Step] = []
         self._made: dict[int, Tensor] = {}
         """Memory that was made inside, by its key."""
-        self._held: dict[int, int] = {} if held is None else held
+        self._held: Counter[int] = Counter()
+        """By its key, how many tensors of this tape look into a memory. Keys are addresses: what is
+        counted goes with the tape, as its memory may be another's then."""
+        self._tapes = WeakSet() if tapes is None else tapes
+        self._tapes.add(self)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -73,8 +79,7 @@ class OperatorTape:
 
     def _alias(self, x: Tensor) -> Tensor:
         """The same memory, in a tensor that only the tape has."""
-        key = storage_key(x)
-        self._held[key] = self._held.get(key, 0) + 1
+        self._held[storage_key(x)] += 1
         return x.detach()
 
     def close(self) -> None:
@@ -85,7 +90,7 @@ class OperatorTape:
     def _forget(self) -> None:
         """What nobody holds by now is the pool's, also what somebody held before."""
         for key, x in self._made.items():
-            if holders_of(x) <= self._held[key]:
+            if holders_of(x) <= sum(tape._held[key] for tape in self._tapes):
                 whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
                 whole.fill_(float("nan"))
 

@@ -8,6 +8,7 @@ share one pool of memory.
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -50,10 +51,10 @@ class OperatorRecorder:
     """The same on a CPU, where it saves nothing: so that what GPUs do can be tried without one."""
 
     def __init__(self) -> None:
-        self._held: dict[int, int] = {}
+        self._tapes: WeakSet[OperatorTape] = WeakSet()
 
     def record(self, region: Callable[[], T]) -> tuple[Replay, T]:
-        tape = OperatorTape(self._held)
+        tape = OperatorTape(self._tapes)
         with tape.recording():
             made = region()
         tape.close()
