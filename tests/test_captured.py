@@ -13,12 +13,14 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.torch_private import storage_key
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.capture import recorder
 from meshwright.runtime.capture.operators import OperatorTape
+from meshwright.runtime.capture.recorder import OperatorRecorder
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import LEARNING_RATE, reference
@@ -149,6 +151,21 @@ def test_a_tape_keeps_the_rules_of_a_graph() -> None:
     for read in (lambda: x.sum().item(), lambda: torch.rand(2), lambda: x[x > 0]):
         with pytest.raises(PlanError, match="a replay"), OperatorTape().recording():
             read()
+
+
+def test_what_a_tape_counted_goes_with_it() -> None:
+    """Its memory is somebody else's then, at the same address."""
+    recorder, x, seen = OperatorRecorder(), torch.ones(4), set()
+    for _ in range(100):
+        _, made = recorder.record(lambda: (x * 2).exp())
+        assert made.isfinite().all()
+        key = storage_key(made)
+        if key in seen:
+            break
+        seen.add(key)
+        del _, made
+    else:
+        pytest.fail("no address came back, so nothing was tried")
 
 
 def test_what_forbids_it_is_said() -> None:
