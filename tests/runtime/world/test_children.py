@@ -44,6 +44,14 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RA
 WAIT = "time.sleep(100)"
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_terminal():
+    """Under nohup children inherit that SIGHUP is nothing."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def family(tmp_path: Path, launcher: str = WAIT, rank: str = RANK):
     """A parent whose ranks run, and all processes of it."""
     started = tmp_path / "started"
