@@ -47,7 +47,8 @@ LOG = """\
   (Megatron's `moe_a2a_overlap`) is not priced, and neither is a pipeline that empties between local
   batches (AutoModel's Kimi K2 and its DeepSeek-V3 on 1,024 GPUs).
 - Vocabularies are padded as Megatron pads them, to multiples of 128 times the ranks of tensor
-  parallelism; without that a shard of BLOOM's has an odd number of rows.
+  parallelism; without that a shard of BLOOM's, whose tokenizer has 250,680 words (pull request 30
+  of bigscience-workshop/bigscience), has an odd number of rows.
 - Compiled blocks are priced as blocks with our fused kernels.
 - Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
   stack's list of operators.

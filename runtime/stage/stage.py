@@ -7,7 +7,6 @@ as soon as a block's are complete, and a block recomputed or its backward split,
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,8 @@ from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper
 from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
-from meshwright.runtime.stage.split import WeightWork, backward_input
+from meshwright.runtime.stage.split import backward_input
+from meshwright.runtime.stage.stage_tape import Output, StageTape
 
 Before = Callable[[int, Sequence[int]], None]
 """Called with a block and those whose parameters may be fetched while it runs."""
@@ -53,40 +53,6 @@ class BlockModule(nn.Module):
         return run(comm, *self.tensors, *inputs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Output:
-    """Where a block's output stands in the block's graph."""
-
-    name: str
-    edge: GradientEdge
-    dtype: torch.dtype
-
-
-@dataclass(eq=False)
-class _StageTape:
-    """What one micro-batch keeps for its backward."""
-
-    leaves: dict[str, Tensor] = field(default_factory=dict)
-    """Differentiable values that blocks of the stage read, or that it passes on."""
-    values: dict[str, Tensor] = field(default_factory=dict)
-    """Other values that a block reads which runs again as one."""
-    outputs: list[list[_Output]] = field(default_factory=list)
-    """Per call; empty for one that runs again."""
-    again: set[int] = field(default_factory=set)
-    """Calls that run again as one: only what enters them is there."""
-    still: set[int] = field(default_factory=set)
-    """Calls that have no backward: no gradient comes to what they made."""
-    weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
-    chains: dict[int, Chain] = field(default_factory=dict)
-    """By the number of their first call."""
-    keepers: dict[int, Keeper | HalvesKeeper] = field(default_factory=dict)
-    """Of the calls of whose ops the plan says what becomes of what they make."""
-    whole: bool = False
-    """All is there for the backward, whatever the plan says of the calls."""
-    slot: CaptureSlot | None = None
-    """Where its calls are replayed; None: they run as they are."""
-
-
 class StageModule(nn.Module):
     """A stage's blocks. Parameters are the tensors that blocks read; `sync` keeps them."""
 
@@ -107,7 +73,7 @@ class StageModule(nn.Module):
         self.blocks = nn.ModuleList(self._blocks)
         self._tensors = dict(tensors)
         self.autocast, self._prefetch = autocast, prefetch
-        self._tapes: dict[int, _StageTape] = {}
+        self._tapes: dict[int, StageTape] = {}
         self._chains = chains_of(program)
         saving = {i: call for i, call in enumerate(program.calls) if call.saved and not call.whole}
         self._scripts = {i: scripts_of(call) for i, call in saving.items()}
@@ -162,7 +128,7 @@ class StageModule(nn.Module):
         `last`: the step has no later forward.
         """
         env = dict(values)
-        tape = _StageTape(whole=whole)
+        tape = StageTape(whole=whole)
         if keep and self._captured is not None and not is_watched():
             tape.slot = self._captured.take()
         for value in self.program.receives:
@@ -189,13 +155,13 @@ class StageModule(nn.Module):
         # The next micro-batch of a slot writes over what this one has made there.
         return found if tape.slot is None else {name: x.clone() for name, x in found.items()}
 
-    def _enter(self, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot) -> None:
+    def _enter(self, env: dict[str, Tensor], tape: StageTape, slot: CaptureSlot) -> None:
         """What calls read that others have made is copied to where they read it."""
         for name in sorted(self._entering & env.keys()):
             self._enter_one(name, env, tape, slot)
 
     def _enter_one(
-        self, name: str, env: dict[str, Tensor], tape: _StageTape, slot: CaptureSlot
+        self, name: str, env: dict[str, Tensor], tape: StageTape, slot: CaptureSlot
     ) -> None:
         assert self._captured is not None
         env[name] = self._captured.enter(slot, name, env[name])
@@ -216,7 +182,7 @@ class StageModule(nn.Module):
         index: int,
         call: Call,
         env: dict[str, Tensor],
-        tape: _StageTape,
+        tape: StageTape,
         keep: bool,
         ahead: Sequence[int],
     ) -> None:
@@ -243,7 +209,7 @@ class StageModule(nn.Module):
                 if name in self._kept_names:
                     tape.leaves[name] = leaf
                 if graph:
-                    found.append(_Output(name, get_gradient_edge(output), output.dtype))
+                    found.append(Output(name, get_gradient_edge(output), output.dtype))
             if tape.slot is not None and slot is None and name in self._entering:
                 self._enter_one(name, env, tape, tape.slot)
         tape.outputs.append(found)
@@ -264,7 +230,7 @@ class StageModule(nn.Module):
             return Keeper(call, scripts[0], self._runs)
         return HalvesKeeper(call, call.code.halves, scripts, self._runs)
 
-    def _halved(self, index: int, tape: _StageTape, keep: bool) -> HalvesKeeper | None:
+    def _halved(self, index: int, tape: StageTape, keep: bool) -> HalvesKeeper | None:
         """That of a call of a chain."""
         if not keep or index not in self._scripts or tape.whole:
             return None
@@ -272,7 +238,7 @@ class StageModule(nn.Module):
         assert isinstance(found, HalvesKeeper)
         return found
 
-    def _runs_again(self, index: int, tape: _StageTape) -> bool:
+    def _runs_again(self, index: int, tape: StageTape) -> bool:
         """Whether a call is to run again as one for the backward of a micro-batch."""
         call = self.program.calls[index]
         if not call.whole or tape.whole:
@@ -288,7 +254,7 @@ class StageModule(nn.Module):
         return form.again
 
     def _forward_chain(
-        self, indices: range, env: dict[str, Tensor], tape: _StageTape, keep: bool
+        self, indices: range, env: dict[str, Tensor], tape: StageTape, keep: bool
     ) -> None:
         calls = [self.program.calls[index] for index in indices]
         links = [
@@ -315,7 +281,7 @@ class StageModule(nn.Module):
             env.pop(name, None)
 
     def _backward_chain(
-        self, indices: range, tape: _StageTape, gradients: Mapping[str, Tensor], last: bool
+        self, indices: range, tape: StageTape, gradients: Mapping[str, Tensor], last: bool
     ) -> None:
         chain = tape.chains.pop(indices.start)
         arriving = {}
@@ -393,7 +359,7 @@ class StageModule(nn.Module):
             self._captured.give_back(tape.slot)
         return found
 
-    def _differentiate(self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]) -> None:
+    def _differentiate(self, index: int, tape: StageTape, gradients: Mapping[str, Tensor]) -> None:
         """Adds the gradients of a call's parameters, and those of its inputs to their leaves."""
         if tape.slot is not None and self.program.calls[index].block in self._replayed:
             self._replay_backward(index, tape, tape.slot, gradients)
@@ -405,7 +371,7 @@ class StageModule(nn.Module):
             self._captured.saw(index)
 
     def _replay_backward(
-        self, index: int, tape: _StageTape, slot: CaptureSlot, gradients: Mapping[str, Tensor]
+        self, index: int, tape: StageTape, slot: CaptureSlot, gradients: Mapping[str, Tensor]
     ) -> None:
         assert self._captured is not None
         call = self.program.calls[index]
@@ -456,7 +422,7 @@ class StageModule(nn.Module):
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
 
-    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _StageTape:
+    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> StageTape:
         tape = self._tapes[microbatch]
         for name, gradient in gradients.items():
             leaf = tape.leaves.get(name)
@@ -465,7 +431,7 @@ class StageModule(nn.Module):
         return tape
 
     def _starts(
-        self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
+        self, index: int, tape: StageTape, gradients: Mapping[str, Tensor]
     ) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where the block's backward starts, with the gradients that arrive there."""
         again = index in tape.again and not tape.whole
@@ -479,7 +445,7 @@ class StageModule(nn.Module):
         return edges, arriving
 
     def _arriving(
-        self, name: str, dtype: torch.dtype, tape: _StageTape, gradients: Mapping[str, Tensor]
+        self, name: str, dtype: torch.dtype, tape: StageTape, gradients: Mapping[str, Tensor]
     ) -> Tensor | None:
         """The gradient of what a call made, in its dtype; None if none arrives."""
         if name == self.program.loss:
@@ -491,7 +457,7 @@ class StageModule(nn.Module):
         gradient = gradients.get(name) if leaf is None else leaf.grad
         return None if gradient is None else gradient.to(dtype)
 
-    def _recompute(self, index: int, tape: _StageTape) -> list[_Output]:
+    def _recompute(self, index: int, tape: StageTape) -> list[Output]:
         call = self.program.calls[index]
         self.comm.recomputing = True
         try:
@@ -500,19 +466,19 @@ class StageModule(nn.Module):
         finally:
             self.comm.recomputing = False
         return [
-            _Output(name, get_gradient_edge(output), output.dtype)
+            Output(name, get_gradient_edge(output), output.dtype)
             for name, output in zip(call.outputs, outputs, strict=True)
             if output.requires_grad
         ]
 
-    def _inputs_again(self, index: int, tape: _StageTape) -> list[Tensor]:
+    def _inputs_again(self, index: int, tape: StageTape) -> list[Tensor]:
         """What a call read that runs again as one."""
         return [
             tape.leaves[name] if name in tape.leaves else tape.values[name]
             for name in self.program.calls[index].inputs
         ]
 
-    def _prepare(self, tape: _StageTape, coming: Sequence[int]) -> None:
+    def _prepare(self, tape: StageTape, coming: Sequence[int]) -> None:
         """What the first of the coming blocks did not keep is here again, or made again; what the
         next one has elsewhere is on its way."""
         index, *following = coming
@@ -522,14 +488,14 @@ class StageModule(nn.Module):
             if later in tape.keepers:
                 tape.keepers[later].fetch()
 
-    def _forget(self, index: int, tape: _StageTape) -> None:
+    def _forget(self, index: int, tape: StageTape) -> None:
         """Frees the block's graph and the gradients that it has used."""
         tape.outputs[index] = []
         for name in self.program.calls[index].outputs:
             if name not in self._received:
                 tape.leaves.pop(name, None)
 
-    def _received_gradients(self, tape: _StageTape) -> dict[str, Tensor]:
+    def _received_gradients(self, tape: StageTape) -> dict[str, Tensor]:
         found = {}
         for value in self.program.receives:
             if value.requires_grad:
