@@ -1,6 +1,7 @@
 """Predicts published training runs and reports the error.
 
-`python -m benchmarks.published REPORT_DIR ... [--table NAME] [--part PART] [-o FILE.md]`
+`python -m benchmarks.published REPORT_DIR ... [--table NAME] [--part PART]
+[--traces FOLDER] [-o FILE.md]`
 """
 
 import argparse
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--part", default="", choices=("", *PARTS), help="only rows of this part")
     parser.add_argument("--number", type=int, nargs="+", help="only rows of these numbers")
     parser.add_argument("--rows", action="store_true", help="every row as it is done")
+    parser.add_argument("--traces", type=Path, help="keep graphs here, for the next run")
     parser.add_argument("-o", "--output", type=Path, help="write markdown here")
     options = parser.parse_args()
     results: list[Result] = []
@@ -35,7 +37,7 @@ def main() -> int:
             kept = [row for row in table.rows if options.part in ("", row.part)]
             if options.number:
                 kept = [row for row in kept if row.index in options.number]
-            results.append(evaluate(replace(table, rows=tuple(kept)), show))
+            results.append(evaluate(replace(table, rows=tuple(kept)), show, options.traces))
             print(terminal(results[-1]), flush=True)
     except PlanError as error:
         print(error, file=sys.stderr)

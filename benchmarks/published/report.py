@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from pathlib import Path
 from statistics import median
 
 from benchmarks.published.route import Prediction, predict
@@ -53,12 +54,15 @@ class Result:
     skipped: tuple[Skip, ...]
 
 
-def evaluate(table: Table, done: Callable[[Case | Skip], None] = lambda _: None) -> Result:
-    """Predict every row that can be predicted, and hand each to `done`."""
+def evaluate(
+    table: Table, done: Callable[[Case | Skip], None] = lambda _: None, traces: Path | None = None
+) -> Result:
+    """Predict every row that can be predicted, and hand each to `done`. `traces`: a folder that
+    keeps graphs."""
     cases, skipped = [], list(table.skipped)
     for row in table.rows:
         try:
-            cases.append(Case(row, predict(row)))
+            cases.append(Case(row, predict(row, traces)))
             done(cases[-1])
         except MeshwrightError as error:
             skipped.append(Skip(row.index, str(error)))

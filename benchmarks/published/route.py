@@ -8,6 +8,7 @@ does not say is a file of `ir/styles`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 import transformers
@@ -19,6 +20,7 @@ from benchmarks.published.recipes import recompute_mode
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
+from benchmarks.published.traces import kept
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import ModelMesh, Plan, model_mesh
@@ -61,10 +63,11 @@ class Prediction:
     style: str
 
 
-def predict(row: Row) -> Prediction:
-    """RowError or PlanError where plans of ours have no word for something in the row."""
+def predict(row: Row, traces: Path | None = None) -> Prediction:
+    """RowError or PlanError where plans of ours have no word for something in the row. `traces`: a
+    folder that keeps graphs."""
     stack = stack_of(row)
-    asked = asked_of(row, stack)
+    asked = asked_of(row, stack, traces)
     plan = plan_of(row, stack, asked)
     assert plan.predicted
     stages = plan.predicted.stages
@@ -86,7 +89,7 @@ def _peaks(memory: RankMemory) -> dict[str, float]:
     }
 
 
-def asked_of(row: Row, stack: Stack) -> Asked:
+def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
     """RowError where the row has something that our plans have no word for."""
     pins, cluster = pins_of(row), cluster_of(row)
     precision = precision_of(row, stack)
@@ -98,7 +101,7 @@ def asked_of(row: Row, stack: Stack) -> Asked:
         shape=shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),
         narrow="fp8" in precision,
     )  # fmt: skip
-    graph = _graph(key, row.gbs, row.seq, precision, fused)
+    graph = _graph(key, row.gbs, row.seq, precision, fused, traces)
     return Asked(graph, cluster, pins, precision, stack.style)
 
 
@@ -220,6 +223,14 @@ def _attention(model: ModelKind) -> str:
 
 @lru_cache(maxsize=2)
 def _graph(
+    model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...],
+    traces: Path | None,
+) -> Graph:
+    asked = (model, batch, seq, precision, kernels)
+    return kept(traces, asked, lambda: _traced(*asked)) if traces else _traced(*asked)
+
+
+def _traced(
     model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...]
 ) -> Graph:
     with torch.device("meta"):
