@@ -223,7 +223,11 @@ def _attention(model: ModelKind) -> str:
 
 @lru_cache(maxsize=2)
 def _graph(
-    model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...],
+    model: ModelKind,
+    batch: int,
+    seq: int,
+    precision: str,
+    kernels: tuple[str, ...],
     traces: Path | None,
 ) -> Graph:
     asked = (model, batch, seq, precision, kernels)
