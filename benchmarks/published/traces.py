@@ -36,11 +36,17 @@ def kept(folder: Path, asked: object, make: Callable[[], Graph]) -> Graph:
     return graph
 
 
+_NO_GRAPH = ("presets", "styles")
+"""Folders of `ir` that no graph comes from."""
+
+
 @lru_cache
 def _code() -> str:
     """A hash of the code that makes graphs."""
     assert ir.__file__ and model_kinds.__file__
-    sources = [*Path(ir.__file__).parent.rglob("*.py"), Path(model_kinds.__file__)]
+    folder = Path(ir.__file__).parent
+    sources = [Path(model_kinds.__file__), *folder.rglob("*.py")]
+    sources = [x for x in sources if x.parent.name not in _NO_GRAPH]
     made = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
     for source in sorted(sources):
         made.update(source.read_bytes())
