@@ -9,7 +9,7 @@ STYLE = Style(
     libraries=2021,
     fused_softmax=True,
     late=("zero0", "zero1", "zero2"),
-    variants=("plain",),
+    variants=("",),
     kernels=("layer_norm", "bias_gelu", "gelu"),
     pins=(*ZERO_ONLY, "overlap=none"),
     memory=StackMemory(reserved=RESERVED),
