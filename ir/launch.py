@@ -106,8 +106,7 @@ class Build:
     such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
     cannot do without; 0 where products bound it. `cached`: bytes beside these that all programs
     read, such as a norm's gain, which stay near. `filled`: the part of its lanes that it needs.
-    `most`: programs that a launch has per processor. `computes`: arithmetic bounds it before memory
-    does, so that it need not reach a copy's speed.
+    `most`: programs that a launch has per processor.
     """
 
     kernel: Any
@@ -121,7 +120,6 @@ class Build:
     filled: float = 1.0
     looped: bool = False
     most: int = 32
-    computes: bool = False
 
 
 __all__ = [

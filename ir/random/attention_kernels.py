@@ -313,5 +313,5 @@ def builds(element: str, width: int) -> Iterator[Build]:
             at_once = QUERIES if kernel is forward_kernel else BACKWARD_QUERIES
             yield Build(
                 kernel, signature, {"QUERIES": at_once, **constants}, own, WARPS, STAGES,
-                looped=True, computes=True,
+                looped=True,
             )  # fmt: skip

@@ -77,8 +77,6 @@ class Share:
     issue_share: float
     near_share: float
     waiting_share: float
-    computes: bool
-    """Whether arithmetic may bound it before memory does."""
 
     @property
     def share(self) -> float:
@@ -115,7 +113,6 @@ def copy_share(build: Build, target: int) -> Share:
         issue_share=copied_ns * unit.cycles_per_ns / cycles,
         near_share=unit.near * moved / (moved + cached),
         waiting_share=programs * copied_ns / alone_ns,
-        computes=build.computes,
     )  # fmt: skip
 
 
@@ -125,7 +122,7 @@ def broken(share: Share) -> str:
         return f"{share.code.spilled_bytes} bytes of registers are spilled"
     if share.by_vectors < WHOLE:
         return f"{share.by_vectors:.0%} of what is to be moved goes by 16 bytes, not {WHOLE:.0%}"
-    if share.share < LEAST and not (share.computes and share.share == share.issue_share):
+    if share.share < LEAST:
         return f"{share.share:.0%} of a copy's bandwidth, not {LEAST:.0%}"
     return ""
 

@@ -215,7 +215,6 @@ def builds(element: str, width: int) -> Iterator[Build]:
         yield Build(
             forward_kernel, {**tensors, "rows": "i32", **drawn}, {"ROWS": ROWS, **constants},
             values, warps=warps, moves=2 * ROWS * once, cached=once, filled=part,
-            computes=not tanh,
         )  # fmt: skip
         tensors = {**dict.fromkeys(("grad", "x", "bias", "to_x"), pointer), "to_bias": "*fp32"}
         yield Build(
