@@ -93,9 +93,10 @@ def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
     """RowError where the row has something that our plans have no word for."""
     pins, cluster = pins_of(row), cluster_of(row)
     precision = precision_of(row, stack)
-    kernels = style(stack.style).kernels
+    known = style(stack.style)
+    kernels = known.kernels
     fused = kernels if isinstance(kernels, tuple) else ()
-    multiple = stack.vocab_multiple * row.parallel.tp
+    multiple = known.vocab_multiple * row.parallel.tp
     shape = replace(row.shape, vocab=-(-row.shape.vocab // multiple) * multiple)
     key = ModelKind(
         shape=shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),

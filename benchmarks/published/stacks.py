@@ -23,24 +23,20 @@ class Stack:
     keeps_gathered: bool = False
     """Between micro-batches of a pipeline FSDP neither frees parameters nor reduces gradients:
     what plans of ours call ZeRO 1."""
-    vocab_multiple: int = 1
-    """What a vocabulary is padded to multiples of, times ranks of tensor parallelism."""
     logs_first_stage: bool = False
     """Memory is what the rank of the first stage logged, not the fullest rank's."""
 
 
-_PADDED = 128
-"""Megatron-LM, tokenizer.py: make_vocab_size_divisible_by, NeMo's default, too."""
 _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 # parallelize_llama.py: fsdp_reshard_after_forward; torch's pipelining/stage.py sums gradients.
 _TITAN = Stack("torchtitan", keeps_gathered=True)
 _TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
 _TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
-_MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1, vocab_multiple=_PADDED)
+_MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1)
 _OLD_MEGATRON = replace(_MEGATRON, style="megatron-2021")
-_NEMO = Stack("nemo", sums_half=True, vocab_multiple=_PADDED)
+_NEMO = Stack("nemo", sums_half=True)
 _AUTOMODEL = Stack("automodel", keeps_gathered=True)
-_BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True, vocab_multiple=_PADDED)
+_BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
@@ -56,7 +52,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     # Recipes of NeMo and Megatron Bridge: grad_reduce_in_fp32 = False (llama31_llm_pretrain.py).
     (("deepep", "hybridep"), replace(_NEMO, style="nemo-flex")),
     (("nemo", "transformer engine", "megatron bridge"), _NEMO),
-    (("megatron-core",), Stack("megatron", vocab_multiple=_PADDED)),
+    (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),
     (("megatron",), _MEGATRON),
     (("alpa",), Stack("alpa", flash=False)),

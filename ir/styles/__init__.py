@@ -75,6 +75,9 @@ class Style:
     as counted here: routers of many small ones, modules' own Python, and waits for counts."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
+    vocab_multiple: int = 1
+    """Times ranks of tensor parallelism: what it pads vocabularies to multiples of. Plans have the
+    rows of the model that is given, so a model whose rows are not such is refused."""
     loss_bytes: int = 0
     """Bytes for each logit that its loss moves beyond those of PyTorch's, both ways."""
     all_reduces: bool = False

@@ -6,6 +6,7 @@ from meshwright.ir.styles import RESERVED, ZERO_ONLY, Style
 
 STYLE = Style(
     title="Megatron-Core",
+    vocab_multiple=128,
     libraries=2025,
     variants=("halves",),
     regathers=True,

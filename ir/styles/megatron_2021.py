@@ -6,6 +6,7 @@ from meshwright.ir.styles import RESERVED, ZERO_ONLY, Style
 
 STYLE = Style(
     title="Megatron-LM of 2021",
+    vocab_multiple=128,
     libraries=2021,
     fused_softmax=True,
     late=("zero0", "zero1", "zero2"),

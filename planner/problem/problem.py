@@ -49,6 +49,7 @@ from meshwright.planner.pins.hints import hint_constraints
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.pins.parameter_pins import ParametersAs
 from meshwright.planner.problem.profiles import check_profile
+from meshwright.planner.problem.vocabulary import check_vocabulary
 from meshwright.planner.search.objectives import check_objective
 from meshwright.planner.strategies import found_by_trying
 
@@ -203,6 +204,7 @@ def make_problem(
     optimizer = _named(optimizer, graph, precision)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
+    check_vocabulary(graph, style)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     asked = (*asked, *_of_style(style, asked, graph, cluster))
     if shared(graph) and not any(map(_names_stages, asked)):

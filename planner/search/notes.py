@@ -20,6 +20,7 @@ from meshwright.planner.pins.constraints import memory_cap
 from meshwright.planner.pins.known import in_order
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.profiles import profile_notes
+from meshwright.planner.problem.vocabulary import vocabulary_notes
 from meshwright.planner.search.random_notes import random_notes
 from meshwright.planner.search.row_notes import row_notes
 
@@ -41,7 +42,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
         *_buffers(problem, plan), *_whole(problem, plan),
         *random_notes(problem.graph, plan), *row_notes(problem, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
-        *measured,
+        *vocabulary_notes(problem.graph, plan), *measured,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from meshwright.planner.across.mesh_variants import ways
 from meshwright.planner.inside.variants import own_variants
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.vocabulary import vocabulary_notes
 from meshwright.tools.diff.rows import structure
 from meshwright.tools.report.contents import contents
 
@@ -354,7 +355,7 @@ def test_casts_are_what_the_stack_makes_of_them(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layouts_are_those_that_the_stack_has(graph: Graph) -> None:
-    for stack, names in (("megatron", {"halves"}), ("megatron-2021", {"plain"})):
+    for stack, names in (("megatron", {"halves"}), ("megatron-2021", {""}), ("alpa", {"plain"})):
         problem = make_problem(graph, Cluster.preset("h100-sxm"), constraints=("tp=8",),
                                precision="bf16", style=stack)  # fmt: skip
         assert {way.variant for way in ways(problem) if way.model} == names
@@ -399,10 +400,10 @@ def test_a_plan_by_hand_may_name_one() -> None:
     assert {fusion.kernel for fusion in found.kernels} >= {"swiglu", "rotary"}
 
 
-def _small() -> torch.nn.Module:
+def _small(words: int = 512) -> torch.nn.Module:
     config = LlamaConfig(
         num_hidden_layers=2, hidden_size=256, intermediate_size=512, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=512, max_position_embeddings=128, use_cache=False,
+        num_key_value_heads=2, vocab_size=words, max_position_embeddings=128, use_cache=False,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
@@ -410,3 +411,15 @@ def _small() -> torch.nn.Module:
 def _batch() -> dict[str, torch.Tensor]:
     ids = torch.zeros(2, 128, dtype=torch.int64)
     return {"input_ids": ids, "labels": ids}
+
+
+def test_vocabularies_are_padded_as_the_stack_pads_them(graph: Graph) -> None:
+    """Refused, or told: a plan has the rows of the model that is given."""
+    odd = trace(_small(500), _batch(), precision="bf16")
+    for stack in ("megatron", "bloom", "nemo"):
+        with pytest.raises(PlanError, match=r"500 words to 512 \(1024 with tp=8\)"):
+            make_problem(odd, Cluster.preset("h100-sxm"), style=stack)
+    make_problem(odd, Cluster.preset("h100-sxm"), style="torchtitan")
+    told = {tp: tuple(vocabulary_notes(graph, priced(graph, "megatron", tp=tp))) for tp in (2, 4)}
+    assert "32000 words to 32256 for tp=4, 0.8% more" in told[4][0] and told[2] == ()
+    assert vocabulary_notes(graph, priced(graph, "", tp=4)) == ()
