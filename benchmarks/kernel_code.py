@@ -95,8 +95,8 @@ Triton {triton.__version__} and the assembler that it brings. **Counted, not mea
 Rules for memory-bound kernels: no spills; {WHOLE:.0%} of what has to be moved goes in loads and
 stores of 16 bytes; by count of bytes, instructions and round trips {LEAST:.0%} of a copy's
 bandwidth can be reached. Counts are of a program, or of a turn of its loop, on the way that it
-takes where tensors begin at multiples of 16 bytes; rows of 50,257 begin anywhere. A row has the most registers and spills of all widths,
-and the rest of the width that comes off worst.
+takes where tensors begin at multiples of 16 bytes; rows of 50,257 begin anywhere. A row has the
+most registers and spills of all widths, and the rest of the width that comes off worst.
 
 What breaks a rule: {len(faults)}.
 
