@@ -37,7 +37,7 @@ def check_vocabulary(graph: Graph, stack: str) -> None:
             raise PlanError(
                 f"{style(stack).title} pads a vocabulary of {words} words to {least} "
                 f"({_up(words, multiple * 8)} with tp=8), a multiple of {multiple} times tp: "
-                f"give it a model of so many words, such as 'hf:...Config{{\"vocab_size\": "
+                f'give it a model of so many words, such as \'hf:...Config{{"vocab_size": '
                 f"{least}}}'"
             )
 
