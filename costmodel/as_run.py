@@ -83,7 +83,11 @@ def _device(device: DeviceType, style: Style) -> DeviceType:
         slower = curve.in_runs(style.libraries)
         if op_class is OpClass.ATTENTION:
             slower *= style.attention
-        if slower != 1.0:  # `wide_share` stays: no whole run of float32 told of it
+        # `wide_share` stays: no whole run of float32 told of it.
+        if curve.narrow_sustained:
+            narrow = (curve.narrow_share or curve.share) / curve.narrow_in_runs(style.libraries)
+            curves[op_class] = replace(curve, share=curve.share / slower, narrow_share=narrow)
+        elif slower != 1.0:
             curves[op_class] = replace(curve, share=curve.share / slower)
     return replace(device, curves=curves, launching=device.launching or style.launching,
                    casting=device.casting or style.casting)  # fmt: skip

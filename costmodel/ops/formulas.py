@@ -28,6 +28,7 @@ _SPLIT_WAVES = 4
 _WIDE = frozenset({"float32", "float64"})
 ROW = 8
 """Values of two bytes that tensor cores are fed at a time: 16 bytes."""
+_NARROW = frozenset({"float8_e4m3fn", "float8_e5m2"})
 _HALF = frozenset({"float16", "bfloat16"})
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
@@ -101,6 +102,8 @@ def _rate(work: KernelWork, curve: OpCurve, device: DeviceType) -> tuple[float, 
     """(FLOP/s, share of the curve's depths): starting and ending a product takes as long at any
     rate, so that it stands for fewer steps where no tensor cores are used."""
     peak = _peak(work, device)
+    if work.dtype in _NARROW and curve.narrow_share is not None:
+        return peak * curve.narrow_share, 1.0
     if work.dtype not in _WIDE or curve.wide_share is None:
         return peak * curve.share, 1.0
     cores = _tensor_cores(work, device)

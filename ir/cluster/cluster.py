@@ -275,6 +275,10 @@ _ADAPTER = TypeAdapter(Cluster)
 _NODE = TypeAdapter(Node)
 
 
+_SINCE = ("sustained", "narrow_sustained", "narrow_share")
+"""What curves could not always say."""
+
+
 def _unsaid(types: Sequence[DeviceType]) -> Any:
     """What fingerprints leave out: prices, and what no device type says. So clusters that say
     nothing of hosts or of software have the fingerprints that they had before any could."""
@@ -282,8 +286,10 @@ def _unsaid(types: Sequence[DeviceType]) -> Any:
     silent = {name for name in optional if not any(getattr(d, name) for d in types)}
     found: dict[str, Any] = {name: True for name in ("price_per_hour", *silent)}
     classes = {op_class for device in types for op_class in device.curves}
-    if not any(curve.sustained for device in types for curve in device.curves.values()):
-        found["curves"] = {op_class: {"sustained"} for op_class in classes}
+    curves = [curve for device in types for curve in device.curves.values()]
+    unsaid = {name for name in _SINCE if not any(getattr(curve, name) for curve in curves)}
+    if unsaid:
+        found["curves"] = {op_class: unsaid for op_class in classes}
     return {"device_types": {"__all__": found}}
 
 

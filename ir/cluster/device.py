@@ -221,6 +221,8 @@ class OpCurve:
     """Of the peak FLOP/s, or of the memory bandwidth, that large ops reach."""
     wide_share: float | None = None
     """The same for float32 and float64 where it differs."""
+    narrow_share: float | None = None
+    """The same for 8-bit floats where it differs."""
     floor_s: Seconds = 0.0
     """What the smallest op takes, beyond dispatch."""
     depth: float = 0.0
@@ -256,6 +258,8 @@ class OpCurve:
     sustained: tuple[tuple[int, float], ...] = ()
     """(year, factor), ascending: in whole training runs ops take so many times as long as timed
     alone, with libraries of that year and later ones; empty: as long."""
+    narrow_sustained: tuple[tuple[int, float], ...] = ()
+    """The same for products of 8-bit floats; empty: as for others."""
     band: float = 0.3
     """Relative error to expect."""
     source: Source = "assumption"
@@ -266,6 +270,8 @@ class OpCurve:
         _check("op curve: share", self.share, 1e-4, 1.5)
         if self.wide_share is not None:
             _check("op curve: wide_share", self.wide_share, 1e-4, 1.5)
+        if self.narrow_share is not None:
+            _check("op curve: narrow_share", self.narrow_share, 1e-4, 1.5)
         _check("op curve: floor_s", self.floor_s, 0.0, 1.0)
         for name in ("depth", "split_depth", "cache_bytes"):
             _check(f"op curve: {name}", getattr(self, name), 0.0, 1e15)
@@ -282,18 +288,27 @@ class OpCurve:
                 _check(f"op curve: FLOP/s in {name}", rate, 1e6, 1e18)
                 least = nbytes + 1
         _check("op curve: backward", self.backward, 1e-2, 1e2)
-        last = 1999
-        for year, factor in self.sustained:
-            _check("op curve: year in sustained", year, last + 1, 2100, ", in ascending order")
-            _check("op curve: factor in sustained", factor, 0.5, 10.0)
-            last = year
+        for name in ("sustained", "narrow_sustained"):
+            last = 1999
+            for year, factor in getattr(self, name):
+                _check(f"op curve: year in {name}", year, last + 1, 2100, ", in ascending order")
+                _check(f"op curve: factor in {name}", factor, 0.5, 10.0)
+                last = year
         _check("op curve: band", self.band, 0.0, 10.0)
 
     def in_runs(self, year: int) -> float:
         """How many times as long as alone ops take in whole runs, with libraries of a year; with
         older ones than any that is known, as with the first."""
-        found = [factor for since, factor in self.sustained if since <= year]
-        return found[-1] if found else next((factor for _, factor in self.sustained), 1.0)
+        return _at(self.sustained, year)
+
+    def narrow_in_runs(self, year: int) -> float:
+        """The same for products of 8-bit floats."""
+        return _at(self.narrow_sustained or self.sustained, year)
+
+
+def _at(factors: tuple[tuple[int, float], ...], year: int) -> float:
+    found = [factor for since, factor in factors if since <= year]
+    return found[-1] if found else next((factor for _, factor in factors), 1.0)
 
 
 _BANDWIDTH_HINT = "; plain numbers are bytes per second, a text has its unit: 2039GB/s"

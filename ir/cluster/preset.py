@@ -90,6 +90,8 @@ class Preset:
     """The same of batched products."""
     in_runs: tuple[tuple[int, float], ...] = ()
     """(year of libraries, factor) of products, in whole runs over kernels timed alone."""
+    narrow_in_runs: tuple[tuple[int, float], ...] = ()
+    """The same of products of 8-bit floats; empty: as of others."""
     attention_in_runs: tuple[tuple[int, float], ...] = ()
     """The same of attention."""
     link: Link = PCIE_4
@@ -150,7 +152,7 @@ class Preset:
 
     def _compute_curves(self, convolution: OpCurve) -> dict[OpClass, OpCurve]:
         matmul = replace(self.matmul, row_rates=self.rows, batched_row_rates=self.batches,
-                         sustained=self.in_runs)  # fmt: skip
+                         sustained=self.in_runs, narrow_sustained=self.narrow_in_runs)  # fmt: skip
         share = self.attention or 0.5 * matmul.share
         return {
             OpClass.MATMUL: matmul,

@@ -11,7 +11,7 @@ from meshwright.ir.cluster.links import (
     link,
 )
 from meshwright.ir.cluster.preset import Preset
-from meshwright.ir.presets.h100_sxm import HOPPER_RUNS
+from meshwright.ir.presets.h100_sxm import HOPPER_RUNS, NARROW_HOPPER_RUNS
 
 # fmt: off
 MATMUL = OpCurve(share=0.687, wide_share=0.843, floor_s=2.79e-06, depth=0.1, split_depth=936,
@@ -71,6 +71,7 @@ NVLINK5_NVL72 = link("nvlink5-nvl72", 900, 6, efficiency=0.8, launch_s=8e-6, ste
 # Attention: assumption.
 PRESET = Preset(memory_gb=180, bandwidth_gb_s=8000, fp64=40, fp32=80, half=2250, tf32=1125,
                 fp8=4500, processors=148, cache_mb=126, reference="SXM data sheet", attention=0.35,
-                in_runs=HOPPER_RUNS, attention_in_runs=HOPPER_RUNS,
+                in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
+                attention_in_runs=HOPPER_RUNS,
                 matmul=MATMUL, link=NVLINK5, other_links=(NVLINK5_NVL72,), network=INFINIBAND_NDR,
                 bus=PCIE_5, reported="B200", accelerator="B200")

@@ -11,7 +11,7 @@ from meshwright.ir.cluster.links import (
     link,
 )
 from meshwright.ir.cluster.preset import Preset
-from meshwright.ir.presets.h100_sxm import HOPPER_ROWS, HOPPER_RUNS
+from meshwright.ir.presets.h100_sxm import HOPPER_ROWS, HOPPER_RUNS, NARROW_HOPPER_RUNS
 
 # fmt: off
 MATMUL = OpCurve(share=0.827, wide_share=0.799, floor_s=2.74e-06, depth=121, split_depth=373,
@@ -48,7 +48,8 @@ NVLINK4_H200 = link("nvlink4-h200", 450, 6, efficiency=0.95, launch_s=4.3e-6, st
                     reference=f"{NCCL}; messages as on H100: {ENGINEERING}; overlap as on A100",
                     curves=NVLINK4_H200_CURVES)
 PRESET = Preset(memory_gb=141, bandwidth_gb_s=4800, fp64=34, fp32=67, half=989, tf32=494.5,
-                in_runs=HOPPER_RUNS, attention_in_runs=HOPPER_RUNS,
+                in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
+                attention_in_runs=HOPPER_RUNS,
                 fp8=1979, processors=132, cache_mb=50, attention=0.42, rows=HOPPER_ROWS,
                 reference="SXM data sheet", matmul=MATMUL, link=NVLINK4_H200,
                 network=INFINIBAND_NDR, bus=PCIE_5, reported="H200", accelerator="H200")

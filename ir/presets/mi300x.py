@@ -3,7 +3,7 @@
 from meshwright.ir.cluster.device import OpCurve
 from meshwright.ir.cluster.links import BESIDE, INFINIBAND_NDR, PCIE_5, link, mesh
 from meshwright.ir.cluster.preset import Preset
-from meshwright.ir.presets.h100_sxm import HOPPER_RUNS
+from meshwright.ir.presets.h100_sxm import HOPPER_RUNS, NARROW_HOPPER_RUNS
 
 # fmt: off
 FP8_SHARE = 0.8
@@ -20,6 +20,7 @@ XGMI_MI300X = link("xgmi-mi300x", 7 * 48, 8, p2p_gb_s=48, launch_s=1e-5, step_s=
 # Attention: 310-355 TFLOP/s forward, 194-207 backward: ROCm/flash-attention, issue 142.
 PRESET = Preset(memory_gb=192, bandwidth_gb_s=5300, fp64=81.7, fp32=163.4, half=1300, tf32=653.7,
                 fp8=2610, fp8_share=FP8_SHARE, processors=304, cache_mb=256, attention_backward=1.7,
-                in_runs=HOPPER_RUNS, attention_in_runs=HOPPER_RUNS,
+                in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
+                attention_in_runs=HOPPER_RUNS,
                 attention=0.26, matmul=MATMUL, link=XGMI_MI300X, network=INFINIBAND_NDR, bus=PCIE_5,
                 reported="MI300X", accelerator="MI300X")

@@ -109,7 +109,11 @@ def test_ours_is_what_is_taken_unasked(graph: Graph) -> None:
 def test_older_libraries_take_longer_by_what_the_device_says(graph: Graph) -> None:
     h100 = Cluster.preset("h100-sxm")
     curve = h100.device_types[0].curves[OpClass.MATMUL]
-    assert curve.in_runs(2024) == 1.375 and curve.in_runs(2026) == 1.035
+    assert curve.in_runs(2024) == 1.375 and curve.in_runs(2026) == 1.155
+    assert curve.narrow_in_runs(2024) == 1.375 and curve.narrow_in_runs(2026) == 1.0
+    assert replace(curve, narrow_sustained=()).narrow_in_runs(2026) == 1.155
+    now = as_run(h100, style("")).device_types[0].curves[OpClass.MATMUL]
+    assert now.share == curve.share / 1.155 and now.narrow_share == curve.share
     assert curve.in_runs(2010) == 1.375 and replace(curve, sustained=()).in_runs(2024) == 1.0
     (device,) = as_run(h100, style("torchtitan")).device_types
     assert device.curves[OpClass.MATMUL].share == pytest.approx(curve.share / 1.375)
