@@ -52,6 +52,10 @@ class MemoryGroup:
             found[readers[-1]] += nbytes
         return found
 
+    def begins_tied(self, index: int) -> bool:
+        """Whether the block's backward is the first to make a tied parameter's gradient."""
+        return any([one.readers[-1] == index for one in self.tied])
+
     def again(self, index: int) -> Sequence[int]:
         """Gradients that the block makes of parameters of which a later one has made some."""
         return [one.nbytes for one in self.tied if index in one.readers[:-1]]

@@ -304,7 +304,10 @@ class StageMemory:
                 found.append((whole, -freed, arriving + moving, 0))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs = block.workspace - block.late * come
+            # A tied weight's may be most of what there is. Elsewhere all count as there, which
+            # leaves room for what ops have inside.
+            late = come and any([group.begins_tied(index) for group in self.groups])
+            needs = block.workspace - block.late * late
             if one:
                 workspace = one.run(index, needs, block.one_op)
                 whole, moving = one.gradients, one.moving
