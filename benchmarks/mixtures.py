@@ -153,12 +153,13 @@ def traced(mixture: Mixture) -> Graph:
     )
 
 
-def found(problem: Problem, seconds: float) -> Plan | None:
-    """Returns the best plan within a time limit; None if none fits."""
+def found(problem: Problem, seconds: float) -> Plan | str:
+    """Returns the best plan within a time limit by the clock, or why there is none: that nothing
+    fits, or that a busy machine had not looked at anything by then."""
     try:
         return search_problem(problem, time_limit_s=seconds)
-    except Infeasible:
-        return None
+    except Infeasible as error:
+        return str(error)
 
 
 def row(name: str, seconds: float, preset: str, count: int) -> str:
@@ -177,8 +178,9 @@ def row(name: str, seconds: float, preset: str, count: int) -> str:
         started = time.process_time()
         plan = found(make_problem(graph, cluster, precision="bf16", constraints=asked), seconds)
         took_s = time.process_time() - started
-        if plan is None or plan.predicted is None:
-            return f"no plan fits, searched in {took_s:.0f} s", 0.0
+        if isinstance(plan, str):
+            return f"{plan}; searched in {took_s:.0f} s", 0.0
+        assert plan.predicted
         step_s = plan.predicted.step_s
         share = flops / peak / step_s
         return f"{name_of(plan)}: {step_s:.2f} s, {share:.1%}, searched in {took_s:.0f} s", step_s

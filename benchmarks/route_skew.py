@@ -1,19 +1,22 @@
 """Steps of a mixture whose tokens crowd on some experts: what is predicted beside what is measured.
 
-python -m benchmarks.route_skew [--exponents 0 0.5 1 1.5] [--steps 9] [--width 256] [--inner 1024]
+python -m benchmarks.route_skew [--exponents 0 0.5 1 1.5] [--steps 9] [--rounds 3] [--width 256]
+    [--inner 1024]
 
 Two Gloo processes have half of the experts each, and samples of their own. Which experts a token
 picks is drawn once for each word, the i-th expert in proportion to i to the power of minus the
 exponent, so that the first process has most of the work. Where tokens go is counted
 (`mw.count_routes`), and speeds are those of this machine (`measure_local`), whoever else uses it:
 both are told in processor time. Jobs of all exponents take turns, step by step; a step is what its
-busiest process takes, for which the others wait.
+busiest process takes, for which the others wait. Each round measures the machine anew and then
+trains: the table has medians of rounds, of predictions and of steps, and the lowest and highest
+error of a round.
 """
 
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import meshwright as mw
+from meshwright.costmodel.estimate import estimate
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
@@ -131,39 +135,66 @@ def train(
     return [seconds[1:] for seconds in found]
 
 
+@dataclass(frozen=True)
+class Round:
+    """Of one exponent."""
+
+    predicted_s: float
+    took_s: float
+    load: float
+    """Of the busiest rank over the mean."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.took_s - 1
+
+
+def one_round(size: Size, exponents: Sequence[float], steps: int) -> list[Round]:
+    """Measures the machine, plans for it and trains; by exponent."""
+    machine = measure_local(RANKS)
+    graph = mw.trace(Mixture(size, 0.0), batch())
+    plans: list[tuple[float, Plan]] = []
+    for exponent in exponents:
+        routes = mw.count_routes(Mixture(size, exponent), [batch()])
+        found = planned(graph, machine, routes)
+        # What differs is where tokens go: all train by the first one's plan.
+        plans.append((exponent, replace(plans[0][1], routing=found.routing) if plans else found))
+    ranks = run_ranks(RANKS, train, size, graph, plans, steps, timeout_s=300.0)
+    return [
+        Round(
+            estimate(graph, machine, plan)[0].step_s,
+            max(map(median, seconds)),
+            max((one.load(RANKS) for one in plan.routing), default=1.0),
+        )
+        for (_, plan), *seconds in zip(plans, *ranks, strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exponents", type=float, nargs="+", default=[0.0, 0.5, 1.0, 1.5])
     parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--inner", type=int, default=1024)
     given = parser.parse_args()
     size = Size(given.width, given.inner)
-    machine = measure_local(RANKS)
-    graph = mw.trace(Mixture(size, 0.0), batch())
-    plans = []
-    for exponent in given.exponents:
-        routes = mw.count_routes(Mixture(size, exponent), [batch()])
-        plans.append((exponent, planned(graph, machine, routes)))
-    whole = {plan.hash for _, plan in plans}
-    assert len(whole) == 1, "routes change the price of a plan and not what it does"
-    ranks = run_ranks(RANKS, train, size, graph, plans, given.steps, timeout_s=300.0)
+    rounds = [one_round(size, given.exponents, given.steps) for _ in range(given.rounds)]
     print(
-        "| exponent | busiest rank's work | predicted, ms | measured, ms | off | over the first "
-        "step: predicted | measured | off |"
+        "| exponent | busiest rank's work | predicted, ms | measured, ms | off | in rounds | over "
+        "the first step: predicted | measured | off |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     first: tuple[float, float] | None = None
-    for (exponent, plan), *seconds in zip(plans, *ranks, strict=True):
-        assert plan.predicted
-        step_s, took_s = plan.predicted.step_s, max(map(median, seconds))
+    for exponent, seen in zip(given.exponents, zip(*rounds, strict=True), strict=True):
+        step_s, took_s = median(x.predicted_s for x in seen), median(x.took_s for x in seen)
         first = first or (step_s, took_s)
         more, took_more = step_s / first[0], took_s / first[1]
-        load = max((one.load(RANKS) for one in plan.routing), default=1.0)
+        errors = [x.error for x in seen]
         print(
-            f"| {exponent:g} | {load:.2f} | {step_s * 1e3:.0f} | {took_s * 1e3:.0f} | "
-            f"{step_s / took_s - 1:+.1%} | {more:.2f} | {took_more:.2f} | "
-            f"{more / took_more - 1:+.1%} |"
+            f"| {exponent:g} | {seen[0].load:.2f} | {step_s * 1e3:.0f} | {took_s * 1e3:.0f} | "
+            f"{step_s / took_s - 1:+.1%} | {min(errors):+.1%} to {max(errors):+.1%} | "
+            f"{more:.2f} | {took_more:.2f} | {more / took_more - 1:+.1%} |"
         )
 
 

@@ -41,3 +41,16 @@ def test_tests_that_pages_name_exist():
     named = {name for page in DOCS.rglob("*.md") for name in TEST.findall(page.read_text())}
     assert len(named) > 20
     assert not [name for name in sorted(named) if not (DOCS.parent / name).exists()]
+
+
+def test_figures_of_published_runs_are_those_of_their_page():
+    page = (DOCS / "results" / "published.md").read_text()
+    dense = re.search(r"All (\d+) rows but those of mixtures: (\d+) % within 8 %, (\d+) %", page)
+    mixtures = re.search(r"\| mixtures, report part.*?\| (\d+) \|.*?\| (\d+)% \| (\d+)% \|", page)
+    assert dense and mixtures
+    for name in ("README.md", "docs/limits.md"):
+        text = " ".join((DOCS.parent / name).read_text().split())
+        said = re.search(r"(\d+) published runs of dense models .*?(\d+) %.*?8 %.*?(\d+) %", text)
+        assert said and said.groups() == dense.groups(), name
+        said = re.search(r"of (\d+) runs of mixtures of experts (\d+) % and (\d+) %", text)
+        assert said and said.groups() == mixtures.groups(), name

@@ -84,6 +84,11 @@ class BlockCost:
     """Of what the block makes, what is there until it has run, as after that it is held in less."""
     eased_bytes: int = 0
     """By which its backward needs less than `workspace_bytes` beside what was saved."""
+    late_bytes: int = 0
+    """By which it needs less than that where there are no gradients of its parameters before, of
+    which all count as there."""
+    late_held_bytes: int = 0
+    """The same, of `workspace_bytes`, where nothing that was saved goes before the end."""
 
     @property
     def backward_s(self) -> float:
@@ -240,6 +245,8 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     saved = dict(walk.saved)
     entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
+    room = backward_room(walk, saved, block.outputs)
+    most = min(walk.workspace, room.most)
     return BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,
@@ -265,7 +272,9 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         param_shapes=tuple([walk.shape(n, walk.placed[n]) for n in block.params]),
         summed_over=tuple([_summed_over(walk.placed[name]) for name in block.params]),
         workspace_bytes=walk.workspace,
-        eased_bytes=max(0, walk.workspace - backward_room(walk, saved, block.outputs)),
+        eased_bytes=walk.workspace - most,
+        late_bytes=most - room.growing,
+        late_held_bytes=max(0, walk.workspace - room.growing_held),
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,

@@ -48,6 +48,8 @@ def measured_cost(
         saved_bytes=max(0, record.saved_bytes - sum(cost.saved_outputs)),
         workspace_bytes=record.workspace_bytes,
         eased_bytes=0,
+        late_bytes=0,
+        late_held_bytes=0,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.buckets import Bucket, Tied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Send
 from meshwright.ir.layout.conversions import Primitive
@@ -30,6 +30,8 @@ class MemoryGroup:
     """Blocks that have no backward."""
     shards: int = 1
     """Ranks that share what is split."""
+    tied: tuple[Tied, ...] = ()
+    """Parameters that several blocks read."""
 
     def part(self, nbytes: int) -> int:
         """A rank's of a value of which each has a part, at most."""
@@ -38,6 +40,30 @@ class MemoryGroup:
     @cached_property
     def trained(self) -> int:
         return sum([bucket.nbytes for bucket in self.buckets])
+
+    @cached_property
+    def begins(self) -> Sequence[int]:
+        """Per block: gradients that are there from its backward on, where there were none."""
+        if not self.tied:
+            return self.gradients
+        found = [*self.gradients]
+        for nbytes, readers in self.tied:
+            found[readers[0]] -= nbytes
+            found[readers[-1]] += nbytes
+        return found
+
+    def begins_tied(self, index: int) -> bool:
+        """Whether the block's backward is the first to make a tied parameter's gradient."""
+        return any([one.readers[-1] == index for one in self.tied])
+
+    def again(self, index: int) -> Sequence[int]:
+        """Gradients that the block makes of parameters of which a later one has made some."""
+        return [one.nbytes for one in self.tied if index in one.readers[:-1]]
+
+    def beside(self, index: int) -> int:
+        """The largest gradient of one parameter that the block makes, if there are some of all."""
+        read = [one.nbytes for one in self.tied if index in one.readers]
+        return max([self.largest[index], *read])
 
     @cached_property
     def complete(self) -> dict[int, list[int]]:
@@ -149,6 +175,8 @@ class BackwardGradients:
         """Whole ones that are there now, beside those that were before: of these, some were on
         their way."""
         self._holds = holds and bool(exchange.copied)
+        self.come = self._grows and not self._adds and not self._holds and exchange.made == 1.0
+        """Whether gradients are there as ops make them, and not before."""
         self._beside = 0
         if last and exchange.last_forward:
             largest = max([bucket.nbytes for bucket in group.buckets], default=0)
@@ -172,19 +200,21 @@ class BackwardGradients:
         gradients are added to those that are there. The op that makes the largest gradient is taken
         to have half of the most that any op of the block has (`one_op`)."""
         if self._grows:
-            own = self._group.gradients[index]
+            own = self._group.begins[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
             if not self._adds:
-                return nbytes
+                again = max(self._group.again(index), default=0)
+                return max(nbytes, one_op // 2 + again) if again else nbytes
         if self._holds:
             self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
             return nbytes
         if self._adds:
-            made = ceil(self._group.exchange.read * self._group.gradients[index])
+            own = self._group.begins[index] + sum(self._group.again(index))
+            made = ceil(self._group.exchange.read * own)
             # Where there are none to which to add, wide ones come when the block has run.
-            later = ceil(self._made * self._group.gradients[index]) if self._grows else 0
+            later = ceil(self._made * self._group.begins[index]) if self._grows else 0
             return max(made, max(nbytes, one_op // 2 + made) - later)
-        more = one_op // 2 + self._group.largest[index]
+        more = one_op // 2 + self._group.beside(index)
         return more if more > nbytes else nbytes
 
     def opened(self) -> None:

@@ -93,6 +93,8 @@ class BlockMemory:
     """Most at once in backward beside what is saved."""
     one_op: int
     """Of that, operands and results of one op at most, while all that is saved is there."""
+    late: int = 0
+    """By which `workspace` is less where gradients of its parameters come as its backward goes."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
 
@@ -292,6 +294,7 @@ class StageMemory:
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
+        come = self.slots is None and all([group.come for group in groups])
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             gathered = 0
@@ -301,17 +304,20 @@ class StageMemory:
                 found.append((whole, -freed, arriving + moving, 0))
                 for group in groups if not self.prefetch else ():
                     group.opened()
+            # A tied weight's may be most of what there is. Elsewhere all count as there, which
+            # leaves room for what ops have inside.
+            late = come and any([group.begins_tied(index) for group in self.groups])
+            needs = block.workspace - block.late * late
             if one:
-                workspace = one.run(index, block.workspace, block.one_op)
+                workspace = one.run(index, needs, block.one_op)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max(
-                    [group.run(index, block.workspace, block.one_op) for group in groups]
-                )
+                workspace = max([group.run(index, needs, block.one_op) for group in groups])
                 whole, moving = _sum(groups)
             if index == len(self.blocks) - 1:  # the gradient that comes is there as a message
-                workspace = max(0, workspace - self.border)
-            found.append((whole, -freed, gathered + moving, workspace))
+                workspace = max(min(0, workspace), workspace - self.border)
+            # Gradients that are still to come count as there until here.
+            found.append((whole + min(0, workspace), -freed, gathered + moving, max(0, workspace)))
             freed += block.saved * gives_back
             for group in groups:
                 if index in group.going:

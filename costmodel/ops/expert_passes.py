@@ -1,7 +1,7 @@
-"""Seconds of what a layer of experts does on a GPU beside its products: pairs of a token and an
-expert are put into order, gated, scaled and summed again, by kernels that only move memory.
+"""Seconds of what a layer of experts does beside its products: pairs of a token and an expert are
+put into order, gated, scaled and summed again, by kernels that only move memory.
 
-On CPUs, where a product takes many times as long as such a pass, they are not told apart.
+On CPUs they are a seventh of such a layer, and functions of gates take longer than moving values.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,30 @@ class _Passes:
     operators: int
     of_expert: int = 0
     """Operators once more for each expert of the rank."""
+    curved: float = 0
+    """Values as `inner` has them, of functions that CPUs compute more slowly than they move."""
 
 
 _OURS = _Passes(9, 5, 20), _Passes(11, 26, 40)
 """Of a forward and a backward, counted in `ir.graph.experts`: a gate is several operators of torch,
 rows that are not here are masked, and the backward takes the gate again."""
+_ON_CPU = {
+    False: (_Passes(7, 0, 20, 4, 2), _Passes(9, 8, 40, 8, 5)),
+    True: (_Passes(7, 3, 20, 4, 2), _Passes(9, 19, 40, 8, 7)),
+}
+"""The same on a CPU, without a gate beside the function and with one: every pair has a row there,
+none is masked, and each is added to a sum in one operator; each run of rows has its products."""
 _FUSED = _Passes(4, 3, 4), _Passes(4, 5, 4)
 """One kernel each for putting into order and back, with the weights, and for the gate: Megatron-
 Core's moe_utils.py (permute, sort_chunks_by_idxs) and Transformer Engine's."""
 _OUR_BIASES = _Passes(4, 12, 4), _Passes(15, 18, 8)
 """More where experts have biases, counted alike: each pair's is looked up as a row and added;
 gradients are summed expert by expert."""
+_CPU_BIASES = {
+    False: (_Passes(5, 5, 4), _Passes(9, 3, 8)),
+    True: (_Passes(5, 10, 4), _Passes(9, 6, 8)),
+}
+"""The same on a CPU."""
 _SLICED_BIASES = _Passes(14, 8, 6, 2), _Passes(20, 10, 10, 5)
 """More where experts have biases in stacks whose passes are fused: Megatron-Core's TEGroupedMLP, of
 which NeMo AutoModel has a copy (`_apply_bias`), adds those of the second product to slices of
@@ -57,37 +70,53 @@ def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp
 
 def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -> OpTime | None:
     """Returns what passes take of an op's forward and backward, for one micro-batch on one rank;
-    None for other ops, on CPUs, and where its own time was measured, as that has them in it.
+    None for other ops, and where its own time was measured, as that has them in it.
 
     Rows are as wide as tokens, so that kernels which look them up move memory as copies do.
     """
-    if op.target != EXPERTS_TARGET or time.source in TIMED or device.kind == "cpu":
+    if op.target != EXPERTS_TARGET or time.source in TIMED:
         return None
     products = forward_products(op)
     if not products:
         return None
-    last = products[-1]
+    *firsts, last = products
     pairs, width, inner = last.batch * last.m, last.n, last.k
+    gated = sum(product.n for product in firsts) > inner
     wide = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
-    curve = curve_of(OpClass.COPY, device)
-    biases = any(i.is_param and len(i.shape) == 2 for i in op.inputs)
-    fused = style.fused_experts
-    of_biases = (_SLICED_BIASES if fused else _OUR_BIASES) if biases else ()
     narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
     counts = [0.0, 0.0]
     seconds = [0.0, 0.0]
-    for i, own in enumerate(_FUSED if fused else _OURS):
-        nbytes = 0.0
-        for passes in (own, *of_biases[i : i + 1]):
+    for i, made in enumerate(_passes(op, device, style, gated)):
+        nbytes = curved = 0.0
+        for passes in made:
             nbytes += pairs * (passes.width * width + passes.inner * inner) * wide
+            curved += pairs * passes.curved * inner * wide
             counts[i] += passes.operators + passes.of_expert * last.batch
         if narrow:  # inputs of both products, or gradients of their results
             cast = narrow.result if i else narrow.operand
             nbytes += pairs * cast * (width + (1 + i) * inner)
         seconds[i] = kernel_s(KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes), device)
-    back = op.differentiable
+        if curved:
+            work = KernelWork(OpClass.TRANSCENDENTAL, op.dtype, 0.0, curved)
+            seconds[i] += kernel_s(work, device)
+    back, curve = op.differentiable, curve_of(OpClass.COPY, device)
     found = OpTime(
         seconds[0], seconds[1] * back, 0.0, curve.source, curve.band,
         forward_dispatch_s=style.experts_cpu_s[0], input_dispatch_s=style.experts_cpu_s[1] * back,
     )  # fmt: skip
     return dispatched(found, device, counts[0], counts[1] * back, 0)
+
+
+def _passes(
+    op: LocalOp, device: DeviceType, style: Style, gated: bool
+) -> tuple[tuple[_Passes, ...], tuple[_Passes, ...]]:
+    """Those of a forward, and of a backward."""
+    if device.kind == "cpu":
+        own, of_biases = _ON_CPU[gated], _CPU_BIASES[gated]
+    elif style.fused_experts:
+        own, of_biases = _FUSED, _SLICED_BIASES
+    else:
+        own, of_biases = _OURS, _OUR_BIASES
+    if not any(i.is_param and len(i.shape) == 2 for i in op.inputs):
+        return (own[0],), (own[1],)
+    return (own[0], of_biases[0]), (own[1], of_biases[1])

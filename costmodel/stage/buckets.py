@@ -48,6 +48,14 @@ class Owned:
         )  # fmt: skip
 
 
+class Tied(NamedTuple):
+    """A trained parameter that several blocks of a stage read, in order: the last one's backward is
+    the first to make its gradient, and others make one of their own and add it."""
+
+    nbytes: int
+    readers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockParams:
     """The parameters of a stage on one rank, by the block that owns them."""
@@ -55,6 +63,7 @@ class BlockParams:
     owned: tuple[Owned, ...]
     also: Mapping[int, frozenset[int]]
     """Block -> earlier ones of which it reads parameters too."""
+    tied: tuple[Tied, ...] = ()
 
     @property
     def trained_bytes(self) -> int:

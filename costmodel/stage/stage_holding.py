@@ -8,7 +8,7 @@ from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
 from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory
 from meshwright.costmodel.ops.optimizer import temporary_bytes
-from meshwright.costmodel.stage.buckets import BlockParams, buckets
+from meshwright.costmodel.stage.buckets import BlockParams, Tied, buckets
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.stage_parts import Parts, summed_of
 from meshwright.costmodel.stage.sync import Sync
@@ -67,6 +67,8 @@ def stage_memory_of(
                 _made([o.trained_bytes for o in own.owned], form.exchange),
                 _made([o.largest_trained for o in own.owned], form.exchange),
                 form.frozen, form.still, form.shards,
+                tuple([Tied(ceil(one.nbytes * form.exchange.made), one.readers)
+                       for one in own.tied]),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),
@@ -144,6 +146,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 # while its block runs, and while the next one does.
                 forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
                 workspace=one_op - cost.eased_bytes,
+                late=cost.late_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes,
             )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from meshwright.costmodel.as_run import as_exchanged, changes_exchanges
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
-from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
+from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned, Tied
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.forms.copied import copied
@@ -212,6 +212,7 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
     copied_share = 1.0 if _read_as_stepped(tables, names) else tables.numbers.copied or 1.0
     owned: list[Owned] = []
     also: dict[int, frozenset[int]] = {}
+    tied: dict[str, Tied] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
         held = cost.param_bytes
         kinds = tables.param_kinds[block.name]
@@ -225,6 +226,10 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
             others = {owners.get(name, index) for name in read} - {index}
             also |= {index: frozenset(others)} if others else {}
             held = tuple(sizes.get(n, size) for n, size in zip(block.params, held, strict=True))
+            for name, kind, size in zip(block.params, kinds, held, strict=True):
+                if kind and kind[1] and name in owners:
+                    before = tied[name].readers if name in tied else ()
+                    tied[name] = Tied(size, (*before, index))
             kinds = tuple(
                 kind if owners.get(name, index) == index else None
                 for name, kind in zip(block.params, kinds, strict=True)
@@ -236,7 +241,8 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
                 copied_share,
             )
         owned.append(known[key])
-    return BlockParams(tuple(owned), also)
+    several = tuple([one for one in tied.values() if len(one.readers) > 1])
+    return BlockParams(tuple(owned), also, several)
 
 
 def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict[str, int]]:

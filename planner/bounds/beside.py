@@ -122,4 +122,6 @@ def _least(costs: list[BlockCost]) -> BlockCost:
         saved_bytes=min(cost.saved_bytes for cost in costs),
         workspace_bytes=min(cost.workspace_bytes for cost in costs),
         eased_bytes=max(cost.eased_bytes for cost in costs),
+        late_bytes=max(cost.late_bytes for cost in costs),
+        late_held_bytes=max(cost.late_held_bytes for cost in costs),
     )

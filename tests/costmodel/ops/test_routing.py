@@ -221,7 +221,6 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
             both = pairs * (24 * width + 15 * inner)
             assert less.backward_input_s * RATE == pytest.approx(both)
             assert less.forward_dispatch_s == pytest.approx((4 + 6 + 2 * experts) * each)
-        assert passes_beside(op, known, replace(DEVICE, kind="cpu"), style("")) is None
         measured = replace(known, source="measured")
         assert passes_beside(op, measured, DEVICE, style("")) is None
         # Where a stack has products of 8-bit floats, inputs and gradients of both are cast.
@@ -235,6 +234,40 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
             (more.forward_s - less.forward_s) * RATE,
             (more.backward_input_s - less.backward_input_s) * RATE,
         ] == pytest.approx([2 * tokens * 4 * (width + inner), 2 * tokens * 2 * (width + 2 * inner)])
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_passes_of_experts_on_a_cpu_are_as_they_run(act: str, gated: bool, biased: bool) -> None:
+    """Bytes that operators move of rows of pairs beside products, at the rate of copies but for
+    functions of gates, whose rate is half of that here."""
+    tokens, experts, width, inner = 256, 8, 64, 48
+    index = torch.rand(tokens, experts).topk(2).indices
+    columns = inner * (1 + gated)
+    shapes = (tokens, width), (experts, columns, width), (experts, width, inner)
+    hidden, up, down = (torch.rand(shape) for shape in shapes)
+    biases = [torch.rand(experts, n) for n in (columns, width)] if biased else []
+    given = hidden, index, torch.rand(tokens, 2), up, down, act, None, *biases
+    with RowsMoved(2 * tokens) as forward:
+        made, product = experts_forward(*given)
+    with RowsMoved(2 * tokens) as backward:
+        experts_backward(made, product, *given)
+    sizes = [LocalInput(tuple(x.shape), x.nbytes, i != 1, i > 2)
+             for i, x in enumerate(x for x in given if isinstance(x, Tensor))]  # fmt: skip
+    flops = 2.0 * tokens * 2 * (columns + inner) * width
+    op = LocalOp(TARGET, OpClass.MATMUL, "float32", flops, tuple(sizes), (tuple(hidden.shape),),
+                 hidden.nbytes, True)  # fmt: skip
+    halved = {OpClass.COPY: 1.0, OpClass.TRANSCENDENTAL: 0.5}
+    cpu = replace(DEVICE, kind="cpu", overhead_s=0.0, efficiency=halved)
+    time = passes_beside(op, formula(op, cpu), cpu, style(""))
+    assert time
+    assert time.forward_s * RATE == pytest.approx(forward.moved + 2 * forward.curved, rel=0.06)
+    both = backward.moved + 2 * backward.curved
+    assert time.backward_input_s * RATE == pytest.approx(both, rel=0.06)
+    slow = replace(cpu, overhead_s=1e-3)
+    more = passes_beside(op, formula(op, slow), slow, style(""))
+    assert more and more.total_s > time.total_s + 1e-3 * 10 * experts  # a product for each run
 
 
 def _unmade(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
@@ -262,3 +295,34 @@ class Moved(TorchDispatchMode):
             rows = rows[:2]
         self.nbytes += sum(x.nbytes for x in rows if x.is_floating_point() and x.numel() > 1024)
         return made
+
+
+class RowsMoved(TorchDispatchMode):
+    """Bytes that operators on a CPU read and write of rows of pairs, of which there are `pairs`."""
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.pairs, self.moved, self.curved = pairs, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = str(func).removeprefix("aten.")
+        beside = ("empty", "new_", "mm.", "meshwright", "zeros")
+        if func.is_view or name.startswith(beside):
+            return made
+        if name.startswith("index_add_"):  # a row is read, added to one that is read and written
+            self.moved += 3 * args[3].nbytes
+        elif name.startswith("index_select"):
+            self.moved += 2 * made.nbytes if made.ndim > 1 else 0
+        else:
+            read = args[:2] if name.startswith("copy_") else (*tree_leaves(args), made)
+            rows = [x for x in read if isinstance(x, Tensor) and self._is_of_pairs(x)]
+            nbytes = sum(x.nbytes for x in rows)
+            if name.startswith(("silu", "gelu")):
+                self.curved += nbytes
+            else:
+                self.moved += nbytes
+        return made
+
+    def _is_of_pairs(self, x: Tensor) -> bool:
+        return x.is_floating_point() and x.ndim > 1 and len(x) == self.pairs and x.shape[1] > 1
