@@ -44,7 +44,10 @@ class Read:
     @property
     def fault(self) -> str:
         """Say which rule it breaks; "" if none."""
-        return broken(self.share) if self.share else ""
+        if self.share:
+            return broken(self.share)
+        spilled = self.code.spilled_bytes or self.code.spills()
+        return f"{self.code.spilled_bytes} bytes of registers are spilled" if spilled else ""
 
 
 def read(build: Build, width: int, target: int) -> Read:
@@ -92,7 +95,7 @@ def page(lines: Sequence[str], faults: Sequence[str]) -> str:
 Triton {triton.__version__} and the assembler that it brings. **Counted, not measured**: see
 `meshwright/testing/copy_share.py` for what is counted and which constants are assumptions.
 
-Rules for memory-bound kernels: no spills; {WHOLE:.0%} of what has to be moved goes in loads and
+Rules: no spills; for memory-bound kernels, {WHOLE:.0%} of what has to be moved goes in loads and
 stores of 16 bytes; by count of bytes, instructions and round trips {LEAST:.0%} of a copy's
 bandwidth can be reached. Counts are of a program, or of a turn of its loop, on the way that it
 takes where tensors begin at multiples of 16 bytes; rows of 50,257 begin anywhere. A row has the

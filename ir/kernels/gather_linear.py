@@ -17,8 +17,9 @@ from meshwright.ir.placed import peers
 
 EDGE = 128
 """Rows and columns that a program makes at a time."""
-DEEP_BYTES = 128
-"""Of each operand's rows, that it holds at a time: three such steps fit into shared memory."""
+DEPTHS = {2: 64, 4: 16}
+"""Of each operand's rows, that it holds at a time, by bytes of a value: three such steps fit into
+shared memory; with 32 values of four bytes registers are spilled."""
 DTYPES = tuple(getattr(torch, name) for name in peers.DTYPES)
 
 
@@ -107,7 +108,12 @@ def product(
 
 def tile(itemsize: int) -> dict[str, int]:
     """Sizes of what a program holds."""
-    return {"ROWS": EDGE, "COLUMNS": EDGE, "DEPTH": DEEP_BYTES // itemsize}
+    return {"ROWS": EDGE, "COLUMNS": EDGE, "DEPTH": DEPTHS[itemsize]}
+
+
+def tile_of(element: str) -> dict[str, int]:
+    """The same for values of `element`, such as bf16."""
+    return tile(4 if element == "fp32" else 2)
 
 
 def processors(x: Tensor) -> int:
@@ -128,7 +134,7 @@ def builds(name: str, width: int) -> Iterator[Build]:
     given |= dict.fromkeys(("weight", "bias", "out"), pointer)
     given |= dict.fromkeys(("rows", "inner", "ranks", "first", "n", "k", "along"), "i32")
     values = dict.fromkeys(("rows", "inner", "n", "k"), width)
-    plain, constants = {**values, "along": width}, {"BIASED": True, **tile(2)}
+    plain, constants = {**values, "along": width}, {"BIASED": True, **tile_of(name)}
     yield Build(product_kernel, given, {"down": 1, **constants}, plain, warps=8)
     turned = {key: kind for key, kind in given.items() if key != "along"} | {"down": "i32"}
     yield Build(product_kernel, turned, {"along": 1, **constants}, {**values, "down": width}, 8)

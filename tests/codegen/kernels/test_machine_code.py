@@ -30,12 +30,13 @@ def test_what_memory_bounds_reaches_a_copys_speed(name, build):
 
 
 @pytest.mark.parametrize("file", [gather_linear, linear_scatter])
-def test_products_spill_nothing_and_store_whole_rows(file):
+@pytest.mark.parametrize(("element", "sm"), [("bf16", 90), ("fp32", 80)])
+def test_products_spill_nothing_and_store_whole_rows(file, element, sm):
     """Also with the weight transposed."""
-    builds = [build for build in file.builds("bf16", 4096) if not build.moves]
+    builds = [build for build in file.builds(element, 4096) if not build.moves]
     assert len(builds) == 2
     for build in builds:
-        code = machine_code(build, 90)
+        code = machine_code(build, sm)
         assert code.spills() == code.spilled_bytes == 0
         assert {i.name for i in code.accesses() if i.writes_memory} == {"STG.E.128"}
 
