@@ -29,7 +29,7 @@ def share_of(v, TANH: tl.constexpr):
 def _by_logistic(v):
     """The same in float32 with half the instructions of `erf`, which is bound by arithmetic beside
     a dropout: 1 / (1 + 2^(v p(v^2))), where p is of degree six and has the least maximum error of
-    the result (by Lawson's method), 2.9e-8."""
+    the result (by Lawson's method): 2.9e-8, in float32 1.3e-7 with rounding (by erf 6e-8)."""
     square = v * v
     power = 3.816313381e-07 + square * -5.067237909e-09
     power = -1.143983434e-05 + square * power
