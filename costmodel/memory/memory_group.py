@@ -52,18 +52,29 @@ class MemoryGroup:
             found[readers[-1]] += nbytes
         return found
 
-    def begins_tied(self, index: int) -> bool:
-        """Whether the block's backward is the first to make a tied parameter's gradient."""
-        return any([one.readers[-1] == index for one in self.tied])
+    @cached_property
+    def first_of_tied(self) -> frozenset[int]:
+        """Blocks whose backward is the first to make a tied parameter's gradient."""
+        return frozenset([one.readers[-1] for one in self.tied])
 
-    def again(self, index: int) -> Sequence[int]:
-        """Gradients that the block makes of parameters of which a later one has made some."""
-        return [one.nbytes for one in self.tied if index in one.readers[:-1]]
+    @cached_property
+    def again(self) -> Mapping[int, Sequence[int]]:
+        """Block -> gradients that it makes of parameters of which a later one has made some."""
+        found: dict[int, list[int]] = {}
+        for one in self.tied:
+            for index in one.readers[:-1]:
+                found.setdefault(index, []).append(one.nbytes)
+        return found
 
-    def beside(self, index: int) -> int:
-        """The largest gradient of one parameter that the block makes, if there are some of all."""
-        read = [one.nbytes for one in self.tied if index in one.readers]
-        return max([self.largest[index], *read])
+    @cached_property
+    def beside(self) -> Sequence[int]:
+        """Per block: the largest gradient of one parameter that it makes, if there are some of
+        all."""
+        found = [*self.largest]
+        for one in self.tied:
+            for index in one.readers:
+                found[index] = max(found[index], one.nbytes)
+        return found
 
     @cached_property
     def complete(self) -> dict[int, list[int]]:
@@ -203,18 +214,19 @@ class BackwardGradients:
             own = self._group.begins[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
             if not self._adds:
-                again = max(self._group.again(index), default=0)
-                return max(nbytes, one_op // 2 + again) if again else nbytes
+                again = self._group.again
+                return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
         if self._holds:
             self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
             return nbytes
         if self._adds:
-            own = self._group.begins[index] + sum(self._group.again(index))
+            own, again = self._group.begins[index], self._group.again
+            own += sum(again[index]) if index in again else 0
             made = ceil(self._group.exchange.read * own)
             # Where there are none to which to add, wide ones come when the block has run.
             later = ceil(self._made * self._group.begins[index]) if self._grows else 0
             return max(made, max(nbytes, one_op // 2 + made) - later)
-        more = one_op // 2 + self._group.beside(index)
+        more = one_op // 2 + self._group.beside[index]
         return more if more > nbytes else nbytes
 
     def opened(self) -> None:

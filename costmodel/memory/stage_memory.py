@@ -294,7 +294,10 @@ class StageMemory:
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
+        # A tied weight's gradient may be most of what there is. Elsewhere all count as there, which
+        # leaves room for what ops have inside.
         come = self.slots is None and all([group.come for group in groups])
+        late = frozenset[int]().union(*[group.first_of_tied for group in self.groups if come])
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             gathered = 0
@@ -304,20 +307,19 @@ class StageMemory:
                 found.append((whole, -freed, arriving + moving, 0))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            # A tied weight's may be most of what there is. Elsewhere all count as there, which
-            # leaves room for what ops have inside.
-            late = come and any([group.begins_tied(index) for group in self.groups])
-            needs = block.workspace - block.late * late
+            needs = block.workspace - block.late * (index in late)
             if one:
                 workspace = one.run(index, needs, block.one_op)
                 whole, moving = one.gradients, one.moving
             else:
                 workspace = max([group.run(index, needs, block.one_op) for group in groups])
                 whole, moving = _sum(groups)
-            if index == len(self.blocks) - 1:  # the gradient that comes is there as a message
-                workspace = max(min(0, workspace), workspace - self.border)
-            # Gradients that are still to come count as there until here.
-            found.append((whole + min(0, workspace), -freed, gathered + moving, max(0, workspace)))
+            if index == len(self.blocks) - 1 and workspace > 0:
+                # The gradient that comes is there as a message.
+                workspace = max(0, workspace - self.border)
+            if workspace < 0:  # gradients that are still to come count as there until here
+                whole, workspace = whole + workspace, 0
+            found.append((whole, -freed, gathered + moving, workspace))
             freed += block.saved * gives_back
             for group in groups:
                 if index in group.going:
