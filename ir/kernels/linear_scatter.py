@@ -107,10 +107,8 @@ def builds(name: str, width: int) -> Iterator[Build]:
     given |= {"slots": "*i64", "signals": "*i64", "done": "*i32", "epoch": "i32"}
     given |= dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k", "along"), "i32")
     values = dict.fromkeys(("rows", "inner", "n", "k"), width)
-    plain, constants = (
-        {**values, "along": width},
-        {"BIASED": True, "ELEMENT": kind, **tile_of(name)},
-    )
+    plain = {**values, "along": width}
+    constants = {"BIASED": True, "ELEMENT": kind, **tile_of(name)}
     yield Build(product_kernel, given, {"down": 1, **constants}, plain, warps=8)
     turned = {key: held for key, held in given.items() if key != "along"} | {"down": "i32"}
     constants |= {"BIASED": False}

@@ -311,6 +311,18 @@ def test_tf32_reaches_the_share_of_half_precision() -> None:
     assert ratio == pytest.approx(device.peak("float16") / device.peak("tf32"), rel=0.05)
 
 
+def test_products_of_8_bit_floats_may_have_a_share_of_their_own() -> None:
+    device = DEVICES["h100-sxm"]
+    curve = device.curves[OpClass.MATMUL]
+    slower = replace(device, curves={
+        **device.curves, OpClass.MATMUL: replace(curve, narrow_share=curve.share / 2)
+    })  # fmt: skip
+    for dtype, times in (("float8_e4m3fn", 2.0), ("bfloat16", 1.0)):
+        op = linear(8192, 8192, 8192, dtype)
+        ratio = formula(op, slower).forward_s / formula(op, device).forward_s
+        assert ratio == pytest.approx(times, rel=0.02)
+
+
 def test_starting_a_product_stands_for_fewer_steps_of_a_slower_one() -> None:
     def loss(dtype: str) -> float:
         """Of the rate, where the inner loop is short."""
