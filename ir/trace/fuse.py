@@ -13,6 +13,7 @@ from meshwright.ir.graph.graph import Fusion, Kind, Missed, Op, Ref, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.saved import call
 from meshwright.ir.kernels import check_kernels, is_placed, load
+from meshwright.ir.launch import held_dtype
 from meshwright.ir.trace.flat_trace import Raw, RawOp, dtype_name
 from meshwright.ir.trace.flow import Flow, Match, Miss
 from meshwright.ir.trace.simplify import drop_dead
@@ -101,6 +102,7 @@ def _admitted(flow: Flow, match: Match, taken: dict[int, Match]) -> Match | Miss
     """The match, unless something else needs what would no longer be made."""
     if any(id(op) in taken for op in match.replaced):
         return Miss("an operator belongs to another place")
+    match = _with_cast(flow, match)
     # A cast of what goes in may stay for others: the kernel reads what was cast.
     stay = {id(op) for op in match.replaced if op.name == CAST and _read_elsewhere(flow, match, op)}
     match = replace(match, replaced=tuple(op for op in match.replaced if id(op) not in stay))
@@ -109,6 +111,24 @@ def _admitted(flow: Flow, match: Match, taken: dict[int, Match]) -> Match | Miss
             return Miss(f"{op.name} is read elsewhere too")
     why = _changed_type(flow, match)
     return Miss(why) if why else match
+
+
+def _with_cast(flow: Flow, match: Match) -> Match:
+    """The match with casts after it to what the kernel makes anyway, where nobody else reads what
+    is cast: the kernel computes as wide as that, and rounds once."""
+    fakes, names, casts = flow.raw.fakes, list(match.op.outputs), []
+    for i, made in enumerate(call(match.op, fakes)):
+        readers = flow.readers.get(names[i], [])
+        if len(readers) != 1 or readers[0].name != CAST or names[i] == flow.raw.loss:
+            continue
+        (cast,), before = readers, fakes[names[i]].dtype
+        rounds = made.dtype != before == held_dtype(made.dtype)
+        if rounds and fakes[cast.outputs[0]].dtype == made.dtype:
+            names[i] = cast.outputs[0]
+            casts.append(cast)
+    if not casts:
+        return match
+    return replace(match, replaced=(*match.replaced, *casts), op=replace(match.op, outputs=names))
 
 
 def _read_elsewhere(flow: Flow, match: Match, op: RawOp) -> bool:

@@ -75,7 +75,7 @@ REAL: dict[str, Callable[[int], list[tuple[Any, ...]]]] = {
     "linear_cross_entropy": lambda n: [
         (_normal(n, 1024) / 8, _normal(8192, 1024), _labels(n, 8192), -100)
     ],
-    "rotary": lambda n: [_rotary(n)],
+    "rotary": lambda n: [_rotary(n), (*_rotary(n), True)],
     "route_out": lambda n: [_routes(n, home=False)],
     "route_home": lambda n: [_routes(n, home=True)],
 }

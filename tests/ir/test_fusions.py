@@ -10,6 +10,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Graph, Missed
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES
 
 
@@ -110,6 +111,69 @@ def test_angles_whose_halves_may_differ_are_left_alone(halves, places):
     assert fusion.places == places
     whys = ["the halves of its angles may differ"] * (1 - places)
     assert [m.why for m in fusion.missed] == whys
+
+
+class ByHalves(nn.Module):
+    """Rotary embedding as gpt-oss (halves) and DeepSeek (pairs) write it, and two that are none."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.register_buffer("angle", torch.rand(1, 5, 4))
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x)
+        a, b = (q[..., ::2], q[..., 1::2]) if self.way == "pairs" else q.chunk(2, -1)
+        cos, sin = self.angle.cos().unsqueeze(1), self.angle.sin().unsqueeze(1)
+        if self.way == "both less":
+            return torch.cat((a * cos - b * sin, b * cos - a * sin), -1)
+        if self.way == "other angle":
+            return torch.cat((a * cos - b * sin, b * sin + a * cos), -1)
+        return torch.cat((a * cos - b * sin, sin * a + b * cos), -1)
+
+
+@pytest.mark.parametrize(
+    ("way", "places"), [("halves", 1), ("pairs", 1), ("both less", 0), ("other angle", 0)]
+)
+def test_heads_that_are_turned_by_halves(way, places):
+    model, batch = ByHalves(way).double(), tuple(torch.randn(2, 2, 3, 5, 8, dtype=torch.float64))
+    graph = trace(model, batch, nn.functional.mse_loss, kernels=("rotary",))
+    assert graph.fusions == (Fusion("rotary", places),)
+    assert ("chunk" in targets(graph) or "slice" in targets(graph)) == (not places)
+    found = []
+    for loss in (interpret(graph, model, batch)[graph.loss],
+                 nn.functional.mse_loss(model(batch[0]), batch[1])):  # fmt: skip
+        model.zero_grad()
+        loss.backward()
+        found.append((loss.detach(), model.project.weight.grad.clone()))
+    torch.testing.assert_close(*found, rtol=1e-14, atol=1e-15)
+
+
+class Narrowed(nn.Module):
+    """A norm whose gain is in float32, too, as OLMo and gpt-oss have it, and a reader of that."""
+
+    def __init__(self, *, read: bool) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(8))
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        normed = self.gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return normed.to(x.dtype) + normed.mean() if self.read else normed.to(x.dtype)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_cast_to_what_a_kernel_makes_is_taken_in(read):
+    x = torch.randn(4, 8, dtype=torch.bfloat16)
+    model = Narrowed(read=read).bfloat16()
+    graph = trace(model, (x, x), nn.functional.mse_loss, kernels=("rms_norm",))
+    (fusion,) = graph.fusions
+    whys = ["its result is torch.float32, the kernel's is torch.bfloat16"]
+    assert (fusion.places, [m.why for m in fusion.missed]) == ((0, whys) if read else (1, []))
+    if not read:
+        assert targets(graph)[0] == "rms_norm" and "to" not in targets(graph)
 
 
 def test_a_kernel_that_does_not_pay_is_left_out():

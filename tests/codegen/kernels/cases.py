@@ -29,6 +29,22 @@ def _angles(batch: int, positions: int, half: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
+TURNS = (
+    (1, 1, 1, 1, 1), (2, 3, 5, 4, 1), (2, 3, 5, 6, 2), (3, 2, 7, 33, 3),
+    (2, 3, 5, 4, 1, 4), (1, 1, 1, 1, 1, 1, True), (2, 3, 5, 6, 2, 6, True),
+    (3, 2, 7, 33, 3, 66, True),
+)  # fmt: skip
+
+
+def _turns(
+    b: int, h: int, t: int, half: int, angles: int, wide: int = 0, paired: bool = False
+) -> tuple[Any, ...]:
+    """Heads as they lie after their projection, and angles `wide` wide."""
+    heads = _normal(b, h, t, 2 * half).transpose(1, 2).contiguous().transpose(1, 2)
+    known = (angle[..., : wide or 2 * half] for angle in _angles(angles, t, half))
+    return (heads, *known, paired)
+
+
 def _labels(tokens: int, words: int) -> Tensor:
     """Classes, every third ignored."""
     labels = torch.randint(0, words, (tokens,))
@@ -68,10 +84,7 @@ CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (_normal(tokens, width), _normal(words, width), _labels(tokens, words), -100)
         for tokens, width, words in ((1, 1, 1), (5, 3, 37), (0, 3, 8))
     ],
-    "rotary": lambda: [
-        (_normal(b, h, t, 2 * e).transpose(1, 2).contiguous().transpose(1, 2), *_angles(a, t, e))
-        for b, h, t, e, a in ((1, 1, 1, 1, 1), (2, 3, 5, 4, 1), (2, 3, 5, 6, 2), (3, 2, 7, 33, 3))
-    ],
+    "rotary": lambda: [_turns(*case) for case in TURNS],
 }
 
 
@@ -130,7 +143,8 @@ def _as(value: Any, dtype: torch.dtype) -> Any:
 def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
     """Results that have gradients, then gradients of inputs that are not angles."""
     torch.manual_seed(1)
-    angles = 1 if len(inputs) == 3 and isinstance(inputs[2], Tensor) and inputs[2].ndim == 3 else 9
+    third = inputs[2] if len(inputs) > 2 else None
+    angles = 1 if isinstance(third, Tensor) and third.ndim == 3 else 9
     given = [
         x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and i < angles else x
         for i, x in enumerate(inputs)
