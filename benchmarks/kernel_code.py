@@ -26,7 +26,10 @@ HEAD = (
     "kernel", "of", "widths", "sm", "registers", "spilled, bytes", "by 16 bytes",
     "moved / needed", "programs at once", "round trips", "share of a copy",
 )  # fmt: skip
-_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down"}
+_TOLD = {
+    "TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down", "READS_PAIRS",
+    "WRITES_PAIRS",
+}  # fmt: skip
 """Constants that say which form of a kernel it is."""
 
 

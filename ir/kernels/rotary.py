@@ -33,7 +33,7 @@ WIDTHS = (64, 128)
 """Heads whose machine code is read."""
 HEADS = 4
 """That a program turns by the angles which it has read."""
-TURNED = 1024
+TURNED = 512
 """Pairs of a head at many positions, that it turns at once."""
 
 
