@@ -27,6 +27,8 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import VOCAB, ModelCase, tokens
 from tests.codegen.quick import QUICK
 
+FUSED = ("rms_norm", "rotary")
+"""Kernels whose patterns both models write in ways of their own."""
 MTP_SHARE = 0.3
 """Of the loss of the head that looks two tokens ahead."""
 
@@ -122,7 +124,10 @@ def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> 
         assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 2
         plans = [_plan(graph, mesh) for mesh in meshes]
         plans += [_plan(graph, {"ep": 4}, beside=True) for mesh in meshes if "ep" in mesh]
-        found = check_each_equal(case, [(plan, graph) for plan in plans], steps=2)
+        fused = mw.trace(case.model(), case.example(), kernels=FUSED)
+        assert {f.kernel for f in fused.fusions if f.places} == {*FUSED}
+        pairs = [*((plan, graph) for plan in plans), (_plan(fused, meshes[0]), fused)]
+        found = check_each_equal(case, pairs, steps=2)
         for plan in plans[len(meshes) :]:
             (program,) = lower(graph, plan, 0)
             cut = [call.code.halves for call in program.calls if call.code.halves]
