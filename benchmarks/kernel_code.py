@@ -26,7 +26,7 @@ HEAD = (
     "kernel", "of", "widths", "sm", "registers", "spilled, bytes", "by 16 bytes",
     "moved / needed", "programs at once", "round trips", "share of a copy",
 )  # fmt: skip
-_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down"}
+_TOLD = {"TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down", "READ"}
 """Constants that say which form of a kernel it is."""
 
 
@@ -64,6 +64,8 @@ def groups(module: ModuleType) -> Iterator[tuple[tuple[str, str, int], list[Read
     found: dict[tuple[str, str, int], list[Read]] = {}
     for element, width in product(ELEMENTS, getattr(module, "WIDTHS", WIDTHS)):
         for build, target in product(module.builds(element, width), PROCESSORS):
+            if not build.is_for(target):
+                continue
             told = [f"{key}={value}" for key, value in build.constants.items() if key in _TOLD]
             file = build.kernel.__module__.partition(".ir.")[2].removeprefix("kernels.")
             title = f"{file} `{build.kernel.__name__}` {', '.join(told)}".strip()
