@@ -27,8 +27,8 @@ HEAD = (
     "moved / needed", "programs at once", "round trips", "share of a copy",
 )  # fmt: skip
 _TOLD = {
-    "TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down", "READS_PAIRS",
-    "WRITES_PAIRS",
+    "TANH", "ADDED", "CENTRED", "RANKS", "OVER", "HEAVY", "FLAT", "along", "down", "READ",
+    "READS_PAIRS", "WRITES_PAIRS",
 }  # fmt: skip
 """Constants that say which form of a kernel it is."""
 
@@ -67,6 +67,8 @@ def groups(module: ModuleType) -> Iterator[tuple[tuple[str, str, int], list[Read
     found: dict[tuple[str, str, int], list[Read]] = {}
     for element, width in product(ELEMENTS, getattr(module, "WIDTHS", WIDTHS)):
         for build, target in product(module.builds(element, width), PROCESSORS):
+            if not build.is_for(target):
+                continue
             told = [f"{key}={value}" for key, value in build.constants.items() if key in _TOLD]
             file = build.kernel.__module__.partition(".ir.")[2].removeprefix("kernels.")
             title = f"{file} `{build.kernel.__name__}` {', '.join(told)}".strip()

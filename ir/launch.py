@@ -106,7 +106,8 @@ class Build:
     such, and 1 as a constant. `moves`: bytes that one program, or one turn of its `looped` loop,
     cannot do without; 0 where products bound it. `cached`: bytes beside these that all programs
     read, such as a norm's gain, which stay near. `filled`: the part of its lanes that it needs.
-    `most`: programs that a launch has per processor.
+    `most`: programs that a launch has per processor. `targets`: compute capabilities on which
+    launches have it; empty: on all.
     """
 
     kernel: Any
@@ -120,6 +121,11 @@ class Build:
     filled: float = 1.0
     looped: bool = False
     most: int = 32
+    targets: tuple[int, ...] = ()
+
+    def is_for(self, target: int) -> bool:
+        """Whether a launch on such a device has it."""
+        return not self.targets or target in self.targets
 
 
 __all__ = [

@@ -26,6 +26,7 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import LEARNING_RATE, reference
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
+from tests import activated_jobs, dropout_jobs
 
 STEPS = 3
 
@@ -110,6 +111,46 @@ def test_replays_equal_one_process() -> None:
         _check(ranks[0][number], wanted)
         recorded = {slot for rank in ranks for slot in rank[number][2]}
         assert max(recorded) == in_flight and min(recorded) > 0
+
+
+DROPPING: dict[str, dict[str, Any]] = {
+    "four micro-batches": {"num_microbatches": 4},
+    "samples split, made again": {"dp_shard": 2, "zero": 2, "num_microbatches": 2,
+                                  "recompute": "full"},
+    "stages, tensors": {"pp": 2, "tp": 2, "num_microbatches": 4},
+}  # fmt: skip
+
+
+def test_replays_drop_what_calls_drop_as_they_are() -> None:
+    """Embeddings, chances of attention, residuals, and after GELU in one pass with it: others in
+    each step and micro-batch, under every layout those of one process."""
+    gpt2, fused = dropout_jobs.graph(), activated_jobs.activated_graph(("bias_gelu",))
+    given = [(gpt2, choice) for choice in DROPPING.values()]
+    wanted = [dropout_jobs.alone(), activated_jobs.activated_losses((), 1, {})[:STEPS]]
+    for graph, choice in (*given, (fused, {"num_microbatches": 4})):
+        world = choice.get("pp", 1) * choice.get("tp", 1) * choice.get("dp_shard", 1)
+        cluster = Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=world)
+        problem = make_problem(graph, cluster, precision="fp64", optimizer="sgd")
+        plan = _captured(problem, **choice)
+        for found, recorded in run_ranks(world, _dropped, plan, graph, graph is fused):
+            assert recorded
+            assert found == pytest.approx(wanted[graph is fused], rel=1e-10)
+
+
+def _dropped(plan: Plan, graph: Graph, activated: bool) -> tuple[list[float], bool]:
+    """Losses, and whether blocks were recorded."""
+    model, batch, loss_fn = dropout_jobs.build, dropout_jobs.batch, None
+    if activated:
+        model, batch = activated_jobs.activated, activated_jobs.pairs
+        loss_fn = activated_jobs.squared
+    job = compile_job(
+        model(), plan, optimizer="sgd", lr=0.1, loss_fn=loss_fn, graph=graph, device="cpu",
+        check=False,
+    )  # fmt: skip
+    found = [float(job.step(batch(step))) for step in range(STEPS)]
+    recorded = all(stage.slots for stage in job.parts.stages.values())
+    job.close()
+    return found, recorded
 
 
 def test_one_device_adds_batches_up_and_runs_some_calls_as_they_are() -> None:

@@ -26,7 +26,7 @@ from meshwright.codegen.attention.attend import (
     wide,
 )
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.sharded.seeds import key_of
+from meshwright.codegen.sharded.seeds import numbers_here
 from meshwright.ir.launch import INTERPRETED, TAKEN
 from meshwright.ir.random.dropout import FACTORS
 from meshwright.ir.random.dropped_attention import DroppedByKernel, why_not
@@ -62,16 +62,16 @@ def attention(
         if not comm.training:
             return made
         return made * 0 if dropout_p == 1 else made / (1 - dropout_p)
+    here = numbers_here(comm, name, per_sample)
     drawn = _Numbers(
-        dropout_p, key_of(comm, name), first + comm.sample_offset * per_sample, sizes, strides,
-        rows, per_sample,
-    )  # fmt: skip
+        dropout_p, here.key, first + here.first, sizes, strides, here.held, rows, per_sample
+    )
     operands = query, key, value
     if query.device.type == "cpu" and not INTERPRETED:
         return _by_scores(operands, attn_mask, is_causal, scale, drawn)
     query, key, value = operands = as_autocast(query), as_autocast(key), as_autocast(value)
-    numbered = drawn.key, drawn.first, sizes, strides
-    if why := why_not(query, key, value, attn_mask, *numbered[1:]):
+    numbered = drawn.key, drawn.first, sizes, strides, drawn.held, per_sample
+    if why := why_not(query, key, value, attn_mask, drawn.first, sizes, strides, per_sample):
         TAKEN["dropped_attention", why] += 1
         return _by_scores(operands, attn_mask, is_causal, scale, drawn)
     by_kernel: Callable[..., Tensor] = DroppedByKernel.apply
@@ -88,6 +88,7 @@ class _Numbers:
     first: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
+    held: Tensor | None
     rows: int
     """Of dim 0, that a sample has; 0 if it is no dim of samples."""
     per_sample: int
@@ -95,7 +96,9 @@ class _Numbers:
     def factors(self, chances: Tensor, rows: slice | None) -> Tensor:
         """What chances of these rows of dim 0 are multiplied by."""
         first = self.first + (rows.start // self.rows * self.per_sample if rows else 0)
-        made: Tensor = FACTORS(chances, self.p, self.key, first, self.sizes, self.strides)
+        made: Tensor = FACTORS(
+            chances, self.p, self.key, first, self.sizes, self.strides, self.held, self.per_sample
+        )
         return made
 
     def chunks(self, count: int, scores: int) -> Iterator[slice | None]:

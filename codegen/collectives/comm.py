@@ -48,6 +48,9 @@ class AxisConversion(NamedTuple):
     """By what its gradient is."""
 
 
+Held = Callable[[str, str, int], Tensor]
+"""Where a device has the key and the first place of numbers: of a block, an op, and how many its
+samples have each."""
 RowsOf = Callable[[str], RowsHere | None]
 
 
@@ -66,6 +69,9 @@ def _no_tap(index: int, made: Tensor, read: Tensor, window: Window) -> Tensor:
 
 class Comm:
     """The mesh as one rank sees it, and where training stands."""
+
+    held: Held | None = None
+    """None: the host says keys of numbers."""
 
     def __init__(
         self,

@@ -91,18 +91,6 @@ def _brings_samples(node: fx.Node) -> bool:
     return "dp" in said and bool(said & _BRINGS)
 
 
-def reads_place(call: Call) -> bool:
-    """Whether a call computes with which samples of the batch it has, or which micro-batch."""
-    return any(map(_reads_place, call.code.module.graph.nodes))
-
-
-def _reads_place(node: fx.Node) -> bool:
-    per_sample = node.kwargs.get("per_sample", 0)
-    steps = per_sample if isinstance(per_sample, tuple) else (per_sample,)
-    said = {x for x in (node.target, *node.args, *node.kwargs.values()) if isinstance(x, str)}
-    return any(map(bool, steps)) or ("dp" in said and str(Primitive.MASK) in said)
-
-
 @dataclass(frozen=True, slots=True)
 class StageProgram:
     """Everything one rank does for one micro-batch in one stage."""

@@ -8,7 +8,7 @@ of samples draw the same masks as one process. An op without a form of its own h
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.sharded.seeds import default_generator, key_of, seed_of
+from meshwright.codegen.sharded.seeds import default_generator, numbers_here, seed_of
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.kernels.bias_gelu import bias_gelu
 from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout as fused_dropout
@@ -37,8 +37,8 @@ def dropout(
         return input * 0
     if comm.still:
         return input / (1 - p)
-    first += comm.sample_offset * per_sample
-    return dropped(input, p, key_of(comm, key), first, sizes, strides)
+    here = numbers_here(comm, key, per_sample)
+    return dropped(input, p, here.key, first + here.first, sizes, strides, here.held, per_sample)
 
 
 def gelu_dropout(
@@ -56,8 +56,10 @@ def gelu_dropout(
     """Dropout of GELU of x with its bias, with the numbers of `dropout`; see there."""
     if comm.still or not comm.training:
         return dropout(comm, bias_gelu(x, bias, tanh), p, key)
-    first += comm.sample_offset * per_sample
-    made: Tensor = fused_dropout(x, bias, tanh, p, key_of(comm, key), first, sizes, strides)
+    here = numbers_here(comm, key, per_sample)
+    made: Tensor = fused_dropout(
+        x, bias, tanh, p, here.key, first + here.first, sizes, strides, here.held, per_sample
+    )
     return made
 
 

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from threading import Lock
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import TOTALS
@@ -15,7 +17,29 @@ from meshwright.ir.graph.prelude import PRELUDE
 
 def key_of(comm: Comm, op: str) -> int:
     """The key of an op's numbers in this step, the same on all ranks: 0 <= key < 2^63."""
-    return _hashed(comm.seed, comm.step, _block(comm), op)
+    return key_in(comm, _block(comm), op)
+
+
+def key_in(comm: Comm, block: str, op: str) -> int:
+    """The same of an op of any block."""
+    return _hashed(comm.seed, comm.step, block, op)
+
+
+class NumbersHere(NamedTuple):
+    """Where an op's numbers begin for the samples of this micro-batch."""
+
+    key: int
+    first: int
+    """0 for the batch's first sample."""
+    held: Tensor | None
+    """Has both, if it is there: see `ir.random.dropout.dropout`."""
+
+
+def numbers_here(comm: Comm, op: str, per_sample: int) -> NumbersHere:
+    """Numbers of an op that has so many for each sample."""
+    if comm.held is not None:
+        return NumbersHere(0, 0, comm.held(_block(comm), op, per_sample))
+    return NumbersHere(key_of(comm, op), comm.sample_offset * per_sample, None)
 
 
 def seed_of(comm: Comm, op: str, sample: int, axes: tuple[str, ...] = ()) -> int:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.kernels.gather_linear import (
-    EDGE,
-    processors,
+    both_ways,
+    how,
     product_tile,
-    tile,
-    tile_of,
+    programs,
+    shapes,
     wait,
+    weight_read,
     whole_row,
 )
 from meshwright.ir.launch import Build, element, jit, tl, triton
@@ -38,19 +39,35 @@ def reference(xs: Sequence[Tensor], weights: Sequence[Tensor], bias: Tensor | No
 def product_kernel(
     x, weight, bias, slots, signals, done, epoch, rows, inner, ranks, own, n, k,
     along, down, BIASED: tl.constexpr, ELEMENT: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     """`slots` and `signals`: addresses per rank, which 16 divides; `done`: zeros, to count tiles of
     each part."""
+    weight = weight_read(weight, n, k, along, down, COLUMNS, DEPTH, READ)
     tiles = tl.cdiv(rows, ROWS) * tl.cdiv(n, COLUMNS)
     for turn in range(tl.program_id(0), tiles * ranks, tl.num_programs(0)):
         rank = (own + 1 + turn // tiles) % ranks
         at = turn % tiles
         row = (at // tl.cdiv(n, COLUMNS)) * ROWS + tl.arange(0, ROWS)
-        column = (at % tl.cdiv(n, COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
+        side = (at % tl.cdiv(n, COLUMNS)) * COLUMNS
+        column = side + tl.arange(0, COLUMNS)
         left = x + tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * k
         total = product_tile(
-            left, row, weight, bias, column, rows, n, k, along, down, BIASED, ROWS, COLUMNS, DEPTH
+            left,
+            row,
+            weight,
+            bias,
+            side,
+            rows,
+            n,
+            k,
+            along,
+            down,
+            BIASED,
+            ROWS,
+            COLUMNS,
+            DEPTH,
+            READ,
         )
         slot = tl.multiple_of(tl.load(slots + rank).to(tl.pointer_type(ELEMENT)), 16)
         to = (tl.cast(own, tl.int64) * rows + row[:, None]) * n + column[None, :]
@@ -83,11 +100,10 @@ def product(
     """Of x, all rows of the whole value, with the rank's summands of the others."""
     ranks, (whole, k), n = len(slots), x.shape, len(weight)
     rows, done = whole // ranks, torch.zeros(ranks, dtype=torch.int32, device=x.device)
-    tiles = ranks * triton.cdiv(rows, EDGE) * triton.cdiv(n, EDGE)
-    product_kernel[(min(tiles, processors(x)),)](
-        x, weight, weight if bias is None else bias, slots, signals, done, epoch, rows, inner,
-        ranks, rank, n, k, *weight.stride(), BIASED=bias is not None, ELEMENT=element(x.dtype),
-        **tile(x.element_size()), num_warps=8, num_stages=3,
+    bias_or, launch = weight if bias is None else bias, how(weight)
+    product_kernel[(programs(launch, rows, ranks, weight),)](
+        x, weight, bias_or, slots, signals, done, epoch, rows, inner, ranks, rank, n, k,
+        *weight.stride(), BIASED=bias is not None, ELEMENT=element(x.dtype), **launch,
     )  # fmt: skip
 
 
@@ -100,19 +116,20 @@ def sum_parts(slot: Tensor, signals: Tensor, epoch: int) -> Tensor:
     return out
 
 
+def signature(name: str) -> dict[str, str]:
+    """Types of the product's parameters but for the weight's strides."""
+    given = dict.fromkeys(("x", "weight", "bias"), f"*{name}")
+    given |= {"slots": "*i64", "signals": "*i64", "done": "*i32", "epoch": "i32"}
+    return given | dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k"), "i32")
+
+
 def builds(name: str, width: int) -> Iterator[Build]:
     """For values of `name`, such as bf16, and 4 ranks."""
-    pointer, kind = f"*{name}", {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
-    given = dict.fromkeys(("x", "weight", "bias"), pointer)
-    given |= {"slots": "*i64", "signals": "*i64", "done": "*i32", "epoch": "i32"}
-    given |= dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k", "along"), "i32")
-    values = dict.fromkeys(("rows", "inner", "n", "k"), width)
-    plain = {**values, "along": width}
-    constants = {"BIASED": True, "ELEMENT": kind, **tile_of(name)}
-    yield Build(product_kernel, given, {"down": 1, **constants}, plain, warps=8)
-    turned = {key: held for key, held in given.items() if key != "along"} | {"down": "i32"}
-    constants |= {"BIASED": False}
-    yield Build(product_kernel, turned, {"along": 1, **constants}, {**values, "down": width}, 8)
+    kind = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
+    for shape in shapes(name, width):
+        constants = {"BIASED": True, "ELEMENT": kind}
+        yield from both_ways(product_kernel, signature(name), constants, width, *shape)
+    pointer = f"*{name}"
     last = {"slot": pointer, "signals": "*i32", "epoch": "i32", "out": pointer, "count": "i64"}
     moves, count = 5 * COLUMNS * kind.primitive_bitwidth // 8, {"count": 16 * width}
     yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS}, count, moves=moves)

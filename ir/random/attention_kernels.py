@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from meshwright.ir.launch import Build, block, jit, tl
-from meshwright.ir.random.philox import block_numbers, factors_of, numbers_at
+from meshwright.ir.random.philox import block_numbers, factors_of, numbers_at, told
 from meshwright.ir.random.strided import NUMBERS, place_of
 
 WIDTHS = (64, 80, 96, 128)
@@ -98,6 +98,7 @@ def forward_kernel(
 ):  # fmt: skip
     """A program has QUERIES queries of one head of one sample. `out` is [samples, queries, heads,
     head_width]. `shared`: query heads that have a key head together."""
+    key, first = told(key, first)
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -173,6 +174,7 @@ def query_kernel(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of QUERIES queries of one head; `to_query` lies as `out` of the forward."""
+    key, first = told(key, first)
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -220,6 +222,7 @@ def key_kernel(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of KEYS keys and values of one key head, of all query heads that share it."""
+    key, first = told(key, first)
     key_heads = heads // shared
     sample = (tl.program_id(1) // key_heads).to(tl.int64)
     group = (tl.program_id(1) % key_heads).to(tl.int64)

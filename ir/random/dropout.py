@@ -32,17 +32,19 @@ from meshwright.ir.random.philox import (
     least_kept,
     numbers,
     numbers_at,
+    said,
+    told,
 )
 from meshwright.ir.random.strided import NUMBERS, filled, place_of, row_places, span
 
 ELEMENTS = 2048
 """That one program takes."""
-LIBRARY.define(
-    "dropout(Tensor x, float p, int key, int first, int[] sizes, int[] strides) -> Tensor"
+NUMBERED = (
+    "float p, int key, int first, int[] sizes, int[] strides, Tensor? held=None, int per_sample=0"
 )
-LIBRARY.define(
-    "dropout_factors(Tensor x, float p, int key, int first, int[] sizes, int[] strides) -> Tensor"
-)
+"""What operators that drop are told of their numbers."""
+LIBRARY.define(f"dropout(Tensor x, {NUMBERED}) -> Tensor")
+LIBRARY.define(f"dropout_factors(Tensor x, {NUMBERED}) -> Tensor")
 
 
 def stays(
@@ -58,21 +60,36 @@ def stays(
 
 
 def factors(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
 ) -> Tensor:
     """In the shape, dtype and memory layout of x, on its device, what `dropout` multiplies by, for
     0 < p < 1; drawn on the CPU."""
     made = torch.empty_like(x, device="cpu")
+    key, first = said(key, first, held)
     if x.numel():
         stays(p, key, first, filled(sizes, x.numel()), strides, made)
     return made.mul_(kept_scale(p)).to(x.device)
 
 
 def _by_torch(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
 ) -> Tensor:
-    held = x.to(held_dtype(x.dtype))
-    return (held * factors(held, p, key, first, sizes, strides)).to(x.dtype)
+    wider = x.to(held_dtype(x.dtype))
+    return (wider * factors(wider, p, key, first, sizes, strides, held)).to(x.dtype)
 
 
 @jit
@@ -103,6 +120,7 @@ def dropout_kernel(
     BLOCK: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Each program takes BLOCK of `count` elements."""
+    key, first = told(key, first)
     start = tl.program_id(0).to(count.dtype) * BLOCK
     at = start + tl.arange(0, BLOCK)
     value = tl.load(x + at, at < count, 0.0).to(WIDE)
@@ -114,32 +132,66 @@ def dropout_kernel(
 
 
 def _by_triton(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
 ) -> Tensor:
     count = x.numel()
-    where = row_places(first, filled(sizes, count), tuple(strides)) if count else None
+    dims = filled(sizes, count) if count else ()
+    where = row_places(first, dims, tuple(strides), per_sample) if count else None
     if where is None:
         TAKEN["dropout", "its part of the batch has too many dims"] += bool(count)
+        if held is not None and count:
+            return _of_line(x, p, first, dims, strides, held)
         return _by_torch(x, p, key, first, sizes, strides)
     if way("dropout", x) == "torch":
-        return _by_torch(x, p, key, first, sizes, strides)
+        return _by_torch(x, p, key, first, sizes, strides, held)
     given = x.contiguous()
     out = torch.empty_like(given)
     dropout_kernel[(triton.cdiv(count, ELEMENTS),)](
-        given, out, key, first, least_kept(p), count, *where.numbers, BLOCK=ELEMENTS,
-        WIDE=wide(x.dtype), WHOLE=where.whole, FLAT=where.flat,
+        given, out, key if held is None else held, first, least_kept(p), count, *where.numbers,
+        BLOCK=ELEMENTS, WIDE=wide(x.dtype), WHOLE=where.whole, FLAT=where.flat,
     )  # fmt: skip
     return out if given is x else torch.empty_like(x).copy_(out)
 
 
-def _factors_by_triton(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+def _of_line(
+    x: Tensor, p: float, first: int, dims: Sequence[int], strides: Sequence[int], held: Tensor
 ) -> Tensor:
-    return _by_triton(torch.ones_like(x), p, key, first, sizes, strides)
+    """By factors of all numbers from the first to the last, of which x has some: what a device
+    holds the host does not read."""
+    line = x.new_ones(span(dims, strides), dtype=held_dtype(x.dtype))
+    drawn = FACTORS(line, p, 0, first, (-1,), (1,), held, 1)
+    return (x * drawn.as_strided(tuple(dims), tuple(strides)).reshape(x.shape)).to(x.dtype)
+
+
+def _factors_by_triton(
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
+) -> Tensor:
+    return _by_triton(torch.ones_like(x), p, key, first, sizes, strides, held, per_sample)
 
 
 def _shape(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
 ) -> Tensor:
     return torch.empty_like(x)
 
@@ -164,11 +216,18 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (_OPERATOR(grads[0], *ctx.numbered), None, None, None, None, None)
+        return (_OPERATOR(grads[0], *ctx.numbered), *[None] * len(ctx.numbered))
 
 
 def dropout(
-    x: Tensor, p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor,
+    p: float,
+    key: int,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    held: Tensor | None = None,
+    per_sample: int = 0,
 ) -> Tensor:
     """x without what the numbers of `key` leave out, the rest scaled, for 0 < p < 1. Its elements,
     in dims of `sizes` (one may be -1, the rest), have numbers from `first` on, `strides` apart.
@@ -176,12 +235,15 @@ def dropout(
     p is taken to the nearest 2^-16, and the scale is that of what is taken. On a CPU, where drawing
     takes most of the time, the factors are kept for the backward, if x's dtype can say what the
     scale is; otherwise nothing is.
+
+    `held`: a key and how many places more there are before the first, a multiple of `per_sample`,
+    [2] of int64 on x's device; they count where they are read, and `key` does not.
     """
     if x.device.type == "cpu" and x.dtype is held_dtype(x.dtype) and not INTERPRETED:
-        kept: Tensor = FACTORS(x, p, key, first, sizes, strides)
+        kept: Tensor = FACTORS(x, p, key, first, sizes, strides, held, per_sample)
         return x * kept
     apply: Callable[..., Tensor] = _Dropout.apply
-    return apply(x, p, key, first, sizes, strides)
+    return apply(x, p, key, first, sizes, strides, held, per_sample)
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

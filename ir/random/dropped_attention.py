@@ -28,17 +28,17 @@ from meshwright.ir.random.attention_kernels import (
     key_kernel,
     query_kernel,
 )
+from meshwright.ir.random.dropout import NUMBERED
 from meshwright.ir.random.philox import least_kept
 from meshwright.ir.random.strided import RowPlaces, filled, row_places
 
-_NUMBERED = "float p, int key, int first, int[] sizes, int[] strides"
 LIBRARY.define(
     "dropped_attention(Tensor query, Tensor key_, Tensor value, Tensor? mask, bool causal, "
-    f"float scale, {_NUMBERED}) -> (Tensor, Tensor)"
+    f"float scale, {NUMBERED}) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
     "dropped_attention_backward(Tensor grad, Tensor query, Tensor key_, Tensor value, Tensor? mask,"
-    f" Tensor out, Tensor total, bool causal, float scale, {_NUMBERED}) -> (Tensor, Tensor, Tensor)"
+    f" Tensor out, Tensor total, bool causal, float scale, {NUMBERED}) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -53,7 +53,7 @@ class _Setting(NamedTuple):
 
 def why_not(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int,
-    sizes: Sequence[int], strides: Sequence[int],
+    sizes: Sequence[int], strides: Sequence[int], per_sample: int = 0,
 ) -> str:  # fmt: skip
     """Why there is no kernel for such operands [b, h, l, e], [b, g, s, e] and such numbers; "" if
     there is one."""
@@ -68,18 +68,23 @@ def why_not(
         return "kernels are for float16 and bfloat16"  # tiles of wider values spill
     if mask is not None and (mask.requires_grad or mask.ndim > 4):
         return "the mask wants a gradient, or has more dims than queries"
-    if _places(query, key, first, sizes, strides) is None:
+    if _places(query, key, first, sizes, strides, per_sample) is None:
         return "its part of the batch has too many dims"
     return why_torch(query)
 
 
 def _places(
-    query: Tensor, key: Tensor, first: int, sizes: Sequence[int], strides: Sequence[int]
+    query: Tensor,
+    key: Tensor,
+    first: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    per_sample: int,
 ) -> RowPlaces | None:
     """Where numbers of chances are, if those of a query follow each other."""
     keys = key.shape[-2]
     count = query.numel() // query.shape[-1] * keys
-    found = row_places(first, filled(sizes, count), tuple(strides))
+    found = row_places(first, filled(sizes, count), tuple(strides), per_sample)
     return found if found is not None and (found.flat or found.numbers[0] % keys == 0) else None
 
 
@@ -92,8 +97,8 @@ def _setting(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
     numbered: tuple[Any, ...], at_once: int,
 ) -> _Setting:  # fmt: skip
-    p, seed, first, sizes, strides = numbered
-    where = _places(query, key, first, sizes, strides)
+    p, seed, first, sizes, strides, held, per_sample = numbered
+    where = _places(query, key, first, sizes, strides, per_sample)
     assert where is not None
     _, heads, queries, width = query.shape
     keys = key.shape[-2]
@@ -102,7 +107,7 @@ def _setting(
     return _Setting(
         (heads, heads // key.shape[1], queries, keys, width),
         (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *of_mask),
-        (scale, seed, first, least_kept(p), *where.numbers),
+        (scale, seed if held is None else held, first, least_kept(p), *where.numbers),
         {
             "QUERIES": at_once, "KEYS": KEYS, "BLOCK": max(block(width), LEAST),
             "WIDE": wide(query.dtype), "CAUSAL": causal, "MASK": kind,
@@ -126,6 +131,7 @@ def _by_place(like: Tensor) -> Tensor:
 def forward(
     query: Tensor, key_: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
     p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int],
+    held: Tensor | None = None, per_sample: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The result [b, h, l, e] and the logarithms of sums [b, h, l], in float32."""
     query, key_, value = (_rows_of(x) for x in (query, key_, value))
@@ -133,7 +139,7 @@ def forward(
     way("dropped_attention", query)
     out = _by_place(query)
     total = query.new_empty(query.shape[:-1], dtype=_sums(query))
-    numbered = p, key, first, sizes, strides
+    numbered = p, key, first, sizes, strides, held, per_sample
     given = _setting(query, key_, value, mask, causal, scale, numbered, QUERIES)
     count = query.shape[0] * query.shape[1]
     forward_kernel[(triton.cdiv(query.shape[2], QUERIES), count)](
@@ -150,13 +156,13 @@ def _sums(query: Tensor) -> torch.dtype:
 def backward(
     grad: Tensor, query: Tensor, key_: Tensor, value: Tensor, mask: Tensor | None, out: Tensor,
     total: Tensor, causal: bool, scale: float, p: float, key: int, first: int,
-    sizes: Sequence[int], strides: Sequence[int],
+    sizes: Sequence[int], strides: Sequence[int], held: Tensor | None = None, per_sample: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values."""
     query, key_, value, grad = (_rows_of(x) for x in (query, key_, value, grad))
     mask = _shaped(mask, query, key_)
     along = (grad.to(_sums(query)) * out).sum(-1).contiguous()
-    numbered = p, key, first, sizes, strides
+    numbered = p, key, first, sizes, strides, held, per_sample
     given = _setting(query, key_, value, mask, causal, scale, numbered, BACKWARD_QUERIES)
     to_query, to_key, to_value = (_by_place(x) for x in (query, key_, value))
     read = (query, key_, value, query if mask is None else mask, grad, total, along)

@@ -15,6 +15,7 @@ import torch
 from numpy.random import Philox
 from torch import Tensor
 
+from meshwright.ir.errors import PlanError
 from meshwright.ir.launch import jit, tl
 
 PER_BLOCK = 16
@@ -62,6 +63,18 @@ def numbers(key: int, first: int, count: int) -> Tensor:
     return torch.from_numpy(drawn[skipped : skipped + count])
 
 
+def said(key: int, first: int, held: Tensor | None) -> tuple[int, int]:
+    """The key and the first place where `held` may say both: see `ir.random.dropout.dropout`."""
+    if held is None:
+        return key, first
+    if held.device.type != "cpu":
+        raise PlanError(
+            "numbers whose key a device holds are drawn there, and there is no kernel for these"
+        )
+    key, more = held.tolist()
+    return key, first + more
+
+
 @jit
 def block_numbers(key, number, COUNT: tl.constexpr):
     """The numbers of COUNT blocks, which are `number` [COUNT] of int64: [16 COUNT], each as the
@@ -83,6 +96,15 @@ def numbers_at(key, place, COUNT: tl.constexpr):
     found = tl.where(word == 0, one, tl.where(word == 1, two, tl.where(word == 2, three, four)))
     drawn = (found >> (place % 4 * 16).to(tl.uint64)).to(tl.uint32)
     return (drawn << 16).to(tl.int32, bitcast=True)
+
+
+@jit
+def told(key, first):
+    """The key and the first place, or where `key` points to a key and to how many places more."""
+    if key.dtype.is_ptr():
+        first = first + tl.load(key + 1)
+        key = tl.load(key)
+    return key, first
 
 
 @jit

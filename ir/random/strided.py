@@ -40,8 +40,11 @@ class RowPlaces:
 
 
 @lru_cache(maxsize=4096)
-def row_places(first: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> RowPlaces | None:
-    """Of elements that lie in dims of `sizes`; None if kernels cannot count through these."""
+def row_places(
+    first: int, sizes: tuple[int, ...], strides: tuple[int, ...], per_sample: int = 0
+) -> RowPlaces | None:
+    """Of elements that lie in dims of `sizes`, from `first` on, or from multiples of `per_sample`
+    beyond it; None if kernels cannot count through these."""
     *leading, run = zip(sizes, strides, strict=True)
     found = [dim for dim in leading if dim[0] != 1]
     if run[1] != 1 or len(found) > LEADING:
@@ -50,7 +53,7 @@ def row_places(first: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> 
         *[(1, 0)] * (LEADING - len(found)), *found,
     ]  # fmt: skip
     steps = (outer_step, middle_step, inner_step)
-    starts = (first, *steps, run[0] if found else 0)
+    starts = (first, per_sample, *steps, run[0] if found else 0)
     whole = not any(start % PER_BLOCK for start in starts)
     return RowPlaces((run[0], middle, inner, *steps), whole, not found)
 

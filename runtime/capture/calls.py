@@ -1,10 +1,10 @@
 """The calls of a stage as they are recorded and replayed, forward and backward.
 
 A micro-batch in flight has a *slot*: memory at fixed addresses for what its calls read, keep and
-make, with recordings of their own. What comes from elsewhere is copied into it, what one call makes
-the next one reads where it is, and what leaves the stage is copied out. Gradients of parameters are
-added, inside of what is recorded, to tensors that all slots share and that parameters have as their
-gradients.
+make, and for the keys of the random numbers that they draw, with recordings of their own. What
+comes from elsewhere is copied into it, what one call makes the next one reads where it is, and what
+leaves the stage is copied out. Gradients of parameters are added, inside of what is recorded, to
+tensors that all slots share and that parameters have as their gradients.
 """
 
 import sys
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call
+from meshwright.codegen.sharded.places import drawn
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.capture.fixed_mesh import FixedMesh
+from meshwright.runtime.capture.held_numbers import HeldNumbers
 from meshwright.runtime.capture.recorder import LaunchRecorder, Replay
 
 R = TypeVar("R")
@@ -64,6 +66,7 @@ class _BackwardRun:
 class CaptureSlot:
     """Memory for one micro-batch in flight."""
 
+    numbers: HeldNumbers
     entering: dict[str, Tensor] = field(default_factory=dict)
     forwards: dict[tuple[int, bool], _ForwardRun] = field(default_factory=dict)
     """By the number of the call, and whether it keeps what its backward needs."""
@@ -104,9 +107,13 @@ class CapturedCalls:
         if not self._warm or not self._comm.training:
             return None
         if self._free:
-            return self._free.pop()
-        self.slots += 1
-        return CaptureSlot()
+            slot = self._free.pop()
+        else:
+            self.slots += 1
+            wanted = (one for block in self._blocks for one in drawn(block.call))
+            slot = CaptureSlot(HeldNumbers(self._comm, wanted))
+        slot.numbers.write()
+        return slot
 
     def give_back(self, slot: CaptureSlot | None) -> None:
         """The backward of its micro-batch is over."""
@@ -149,6 +156,7 @@ class CapturedCalls:
             return known.outputs
         # Where something is elsewhere, as after parameters were moved, it is recorded anew.
         slot.backwards.pop((index, not graph), None)
+        self._mesh.held = slot.numbers
         replay, (inside, parameters, outputs) = self._record(
             index, lambda: self._run(index, inputs, graph)
         )
@@ -245,6 +253,7 @@ class CapturedCalls:
         again: bool,
     ) -> _BackwardRun:
         lent = frozenset(i for i, x in arriving.items() if x.data_ptr() in slot.fixed)
+        self._mesh.held = slot.numbers
         places = {i: x.detach() if i in lent else x.detach().clone() for i, x in arriving.items()}
 
         def region() -> list[Tensor | None]:

@@ -3,7 +3,7 @@ replay."""
 
 from typing import Any
 
-from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.collectives.comm import Comm, Held
 from meshwright.ir.errors import PlanError
 
 _CHANGES = {
@@ -16,8 +16,13 @@ _CHANGES = {
 class FixedMesh(Comm):
     """A mesh that is another one's, but for what changes; and nothing in it is timed."""
 
+    __slots__ = ("held",)
+    held: Held | None
+    """Its own: where numbers of the micro-batch are that is recorded."""
+
     def __init__(self, of: Comm) -> None:
         self.__dict__ = of.__dict__  # one state: this is a view of it
+        self.held = None
 
     def __getattribute__(self, name: str) -> Any:
         if name in _CHANGES:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower.program import Call, StageProgram, reads_place
+from meshwright.codegen.lower.program import Call, StageProgram
 from meshwright.codegen.passes.halves import add
+from meshwright.codegen.sharded.places import reads_place
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError

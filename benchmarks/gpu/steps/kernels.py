@@ -26,6 +26,7 @@ def run(place: Place) -> Iterator[Fact]:
         else:
             made.append((name, make))
             yield from guarded(name, _timed(name, make, place, bandwidth))
+    yield from guarded("tiles", _tiles(place))
     for name, make in made:
         if place.left_s < place.of(int(_SPARE_S), 0):
             yield f"{name}/why", "not compiled: no time was left"
@@ -108,6 +109,42 @@ def _compiled(name: str, make: Any, place: Place) -> Iterator[Fact]:
     yield f"{name}/compiled_s", _seconds(torch.compile(case.plain, fullgraph=True), place)
 
 
+def _tiles(place: Place) -> Iterator[Fact]:
+    """Yields what products take with each tile that was compared by count, and what the device
+    proposes for the file of tiles; Triton runs none on a CPU."""
+    import json
+
+    import torch
+
+    from benchmarks.gpu.tile_cases import proposal, tile_cases
+    from meshwright.ir.tiles import ANY, device_of, tile
+
+    if place.device != "cuda":
+        return
+    timed, name = {}, torch.cuda.get_device_name()
+    for case in tile_cases(place.device, place.rehearsal):
+        try:
+            took = _seconds(case.run, place)
+        except Exception as error:  # no room for it, which is an answer
+            yield f"{case.name}/why", str(error).partition("\n")[0]
+            continue
+        timed[case.kernel, case.tile] = took
+        yield f"{case.name}/measured_s", took
+    device = device_of(torch.empty(1, device=place.device))
+    if device != ANY:
+        text = json.dumps(proposal(device, name, timed), indent=1)
+        (place.out / "tiles.json").write_text(text)
+        yield "tiles/proposal", "tiles.json"
+    shares = []
+    for kernel, most in {(kernel, own.most_columns) for kernel, own in timed}:
+        found = {own: s for (k, own), s in timed.items() if (k, own.most_columns) == (kernel, most)}
+        counted = tile(device, kernel, 2, most or 1 << 20)
+        same = [s for own, s in found.items() if counted and own.constants == counted.constants]
+        shares += [min(same) / min(found.values())] if same else []
+    if shares:
+        yield "tiles/counted_over_best", max(shares)
+
+
 def _least_share(facts: Facts) -> float:
     """What machine code was counted to reach at least."""
     from meshwright.testing.copy_share import LEAST
@@ -150,5 +187,8 @@ STEP = Step(
               measured=_worst("share_of_copy"), unit="share"),
         Claim(text="no kernel takes longer than the plain operators that it stands for",
               page="kernels.md", low=fixed(0.0), high=fixed(1.0), measured=_slowest),
+        Claim(text="tiles of products that were chosen by count are as fast as any that were "
+                   "compared, to a tenth", page="results/kernel_code.md", low=fixed(0.0),
+              high=fixed(1.1), measured=fact("tiles/counted_over_best")),
     ),
 )  # fmt: skip

@@ -234,7 +234,8 @@ OPERATORS = {"bias_gelu": (bias_gelu, reference)}
 def _dropped(site: OpSite, form: Form) -> Form:
     """With the masks of the dropout that is part of it."""
     key = site.op.key.replace("/bias_gelu_dropout", "/dropout")
-    plain, shape = without(form, *_IN_ORDER), site.tensors[site.op.outputs[0]].shape
+    plain = without(form, *_IN_ORDER, "held", "per_sample")
+    shape = site.tensors[site.op.outputs[0]].shape
     return sharded(plain, "gelu_dropout", key=key, **numbered(site, shape))
 
 

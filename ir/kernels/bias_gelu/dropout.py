@@ -25,8 +25,8 @@ from meshwright.ir.launch import (
     wide,
 )
 from meshwright.ir.placed.peers import MOST_WIDTH
-from meshwright.ir.random.dropout import factors, kept_factors
-from meshwright.ir.random.philox import PER_BLOCK, least_kept
+from meshwright.ir.random.dropout import FACTORS, kept_factors
+from meshwright.ir.random.philox import PER_BLOCK, least_kept, told
 from meshwright.ir.random.strided import NUMBERS, RowPlaces, filled, row_places
 
 COLUMNS = (2048, 1024, 512)
@@ -41,12 +41,12 @@ ROWS = 4
 
 def reference(
     x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int, sizes: Sequence[int],
-    strides: Sequence[int],
+    strides: Sequence[int], held: Tensor | None = None, per_sample: int = 0,
 ) -> Tensor:  # fmt: skip
     """x: [..., width], bias: [width]."""
-    held = held_dtype(x.dtype)
-    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=kind(tanh))
-    return (made * factors(made, p, key, first, sizes, strides)).to(x.dtype)
+    wider = held_dtype(x.dtype)
+    made = torch.nn.functional.gelu(x.to(wider) + bias.to(wider), approximate=kind(tanh))
+    return (made * FACTORS(made, p, key, first, sizes, strides, held, per_sample)).to(x.dtype)
 
 
 @partial(jit, varying=("key", "first"))
@@ -56,6 +56,7 @@ def forward_kernel(
     WHOLE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Each program has BLOCK of the `columns` of ROWS rows of x; a row of numbers has `width`."""
+    key, first = told(key, first)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     added = tl.load(bias + at, at < columns, 0.0).to(WIDE)
     for each in tl.static_range(ROWS):
@@ -79,6 +80,7 @@ def backward_kernel(
 ):  # fmt: skip
     """Each program sums the bias's gradient of its columns over its rows; the caller sums over
     programs."""
+    key, first = told(key, first)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < columns
     added = tl.load(bias + at, inside, 0.0).to(WIDE)
@@ -99,11 +101,11 @@ def backward_kernel(
 
 
 def _places(
-    x: Tensor, first: int, sizes: Sequence[int], strides: Sequence[int]
+    x: Tensor, first: int, sizes: Sequence[int], strides: Sequence[int], per_sample: int
 ) -> RowPlaces | None:
     """Where a kernel finds the numbers of x; None if torch's operators do it."""
     count = x.numel()
-    found = row_places(first, filled(sizes, count), tuple(strides)) if count else None
+    found = row_places(first, filled(sizes, count), tuple(strides), per_sample) if count else None
     if count and found is None:
         TAKEN["bias_gelu", "its part of the batch has too many dims"] += 1
         return None
@@ -129,40 +131,41 @@ def _constants(x: Tensor, tanh: bool, where: RowPlaces) -> dict[str, object]:
 @custom_op("meshwright::bias_gelu_dropout", mutates_args=())
 def gelu_dropout(
     x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int, sizes: Sequence[int],
-    strides: Sequence[int],
+    strides: Sequence[int], held: Tensor | None = None, per_sample: int = 0,
 ) -> Tensor:  # fmt: skip
     """As `reference`, for 0 < p < 1; where numbers lie as `ir.random.dropout.dropout` says."""
     x, width = x.contiguous(), x.shape[-1]
-    where = _places(x, first, sizes, strides)
+    where = _places(x, first, sizes, strides, per_sample)
     if where is None:
-        return reference(x, bias, tanh, p, key, first, sizes, strides)
+        return reference(x, bias, tanh, p, key, first, sizes, strides, held, per_sample)
     out = torch.empty_like(x)
     rows = x.numel() // width
     forward_kernel[(triton.cdiv(rows, ROWS), _tiles(width)[1])](
-        x, bias, out, rows, key, first, least_kept(p), width, *where.numbers, ROWS=ROWS,
-        **_constants(x, tanh, where),
+        x, bias, out, rows, key if held is None else held, first, least_kept(p), width,
+        *where.numbers, ROWS=ROWS, **_constants(x, tanh, where),
     )  # fmt: skip
     return out
 
 
 @gelu_dropout.register_fake
-def _shapes(x, bias, tanh, p, key, first, sizes, strides):
+def _shapes(x, bias, *_):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @custom_op("meshwright::bias_gelu_dropout_backward", mutates_args=())
 def gelu_dropout_backward(
     grad: Tensor, x: Tensor, bias: Tensor, tanh: bool, p: float, key: int, first: int,
-    sizes: Sequence[int], strides: Sequence[int],
+    sizes: Sequence[int], strides: Sequence[int], held: Tensor | None = None, per_sample: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of x and of the bias, with the numbers drawn again."""
     grad, x, width = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // width
-    where = _places(x, first, sizes, strides)
+    where = _places(x, first, sizes, strides, per_sample)
     if where is None:
-        held = held_dtype(x.dtype)
-        total = x.to(held) + bias.to(held)
-        passed = grad.to(held) * factors(total, p, key, first, sizes, strides)
+        wider = held_dtype(x.dtype)
+        total = x.to(wider) + bias.to(wider)
+        kept = FACTORS(total, p, key, first, sizes, strides, held, per_sample)
+        passed = grad.to(wider) * kept
         back = torch.ops.aten.gelu_backward(passed, total, approximate=kind(tanh))
         return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
     to_x, (columns, parts) = torch.empty_like(x), _tiles(width)
@@ -170,14 +173,14 @@ def gelu_dropout_backward(
     count = min(rows, triton.cdiv(most, parts))
     partial_sums = x.new_empty(count, width, dtype=held_dtype(x.dtype))
     backward_kernel[(count, parts)](
-        grad, x, bias, to_x, partial_sums, rows, key, first, least_kept(p), width, *where.numbers,
-        **_constants(x, tanh, where),
+        grad, x, bias, to_x, partial_sums, rows, key if held is None else held, first,
+        least_kept(p), width, *where.numbers, **_constants(x, tanh, where),
     )  # fmt: skip
     return to_x, partial_sums.sum(0).to(bias.dtype)
 
 
 @gelu_dropout_backward.register_fake
-def _backward_shapes(grad, x, bias, tanh, p, key, first, sizes, strides):
+def _backward_shapes(grad, x, bias, *_):
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(bias)
 
 
@@ -187,7 +190,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, grad):
-    return *gelu_dropout_backward(grad, *ctx.saved_tensors, *ctx.others), *[None] * 6
+    return *gelu_dropout_backward(grad, *ctx.saved_tensors, *ctx.others), *[None] * len(ctx.others)
 
 
 gelu_dropout.register_autograd(_differentiate, setup_context=_save)

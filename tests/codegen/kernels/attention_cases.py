@@ -73,9 +73,14 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(seed)
 
 
-def _comm() -> Comm:
+def _comm(*, held: bool = False) -> Comm:
+    """With `held` a tensor has what its numbers go by, and nothing else."""
     comm = Comm({}, {"tp": 1}, {"tp": 0}, seed=3)
     comm.block, comm.step, comm.sample_offset = "h.1", 2, AHEAD
+    if held:
+        key = key_of(comm, NAME)
+        comm.held = lambda block, op, each: torch.tensor([key, AHEAD * each])
+        comm.step = comm.sample_offset = -1
     return comm
 
 
@@ -96,7 +101,7 @@ def _written_out(
     return chances * factors(chances.detach(), P, key_of(_comm(), NAME), *where) @ value
 
 
-def errors(name: str, dtype: torch.dtype = torch.float64) -> list[float]:
+def errors(name: str, dtype: torch.dtype = torch.float64, *, held: bool = False) -> list[float]:
     """Of the result and gradients, from what is written out in float64, as shares of the largest
     value."""
     case = CASES[name]
@@ -110,7 +115,7 @@ def errors(name: str, dtype: torch.dtype = torch.float64) -> list[float]:
     mask = case.of_mask()
     given = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
     made = dropped.attention(
-        _comm(), *operands, NAME, given, P, case.causal, None, case.heads > case.groups, 1,
+        _comm(held=held), *operands, NAME, given, P, case.causal, None, case.heads > case.groups, 1,
         per_sample=case.per_sample, first=case.first, sizes=case.sizes,
         strides=case.strides,
     )  # fmt: skip
@@ -126,7 +131,10 @@ def errors(name: str, dtype: torch.dtype = torch.float64) -> list[float]:
 
 
 def under() -> dict[str, Any]:
-    return {"errors": {name: errors(name) for name in CASES}, "taken": [*launch.TAKEN]}
+    found = {
+        name + " held" * held: errors(name, held=held) for name in CASES for held in (False, True)
+    }
+    return {"errors": found, "taken": [*launch.TAKEN]}
 
 
 if __name__ == "__main__":

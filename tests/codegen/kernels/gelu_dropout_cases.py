@@ -56,9 +56,16 @@ def case(index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Any, ...
     return x.requires_grad_(), bias.requires_grad_(), (P, KEY, *where)
 
 
-def errors(index: int, dtype: torch.dtype = torch.float64) -> list[float]:
-    """Of both ops' results and gradients, from what is written out."""
+def held(where: tuple[Any, ...], each: int) -> tuple[Any, ...]:
+    """The same numbers, of a key and a first place that a tensor has; a sample has `each`."""
+    p, key, first, *dims = where
+    return p, 0, first - 2 * each, *dims, torch.tensor([key, 2 * each]), each
+
+
+def errors(index: int, dtype: torch.dtype = torch.float64, each: int = 0) -> list[float]:
+    """Of both ops' results and gradients, from what is written out; with `each`, `held` so."""
     x, bias, where = case(index, dtype)
+    where = held(where, each) if each else where
     weight = torch.linspace(-1, 1, max(x.numel(), 1), dtype=dtype)[: x.numel()].view(x.shape)
     found = []
     for made, right in (
@@ -78,7 +85,7 @@ def errors(index: int, dtype: torch.dtype = torch.float64) -> list[float]:
 def under() -> dict[str, Any]:
     return {
         "way": launch.way("test", torch.zeros(1)),
-        "errors": [errors(index) for index in range(len(PLACES))],
+        "errors": [errors(index, each=each) for index in range(len(PLACES)) for each in (0, 16, 5)],
         "taken": [*launch.TAKEN],
     }
 

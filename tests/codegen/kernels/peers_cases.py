@@ -101,7 +101,24 @@ def _scattered(dtype: torch.dtype, ranks: int) -> Iterator[float]:
             yield _far(found, wanted[rank])
 
 
-CASES = {"reduce_norm": _sums, "gather_linear": _gathered, "linear_scatter": _scattered}
+def _by_descriptor(dtype: torch.dtype, ranks: int) -> Iterator[float]:
+    """Products as sm_90 has them, of weights that descriptors can read, as they are and transposed;
+    what they cannot read goes by addresses."""
+    device, gather_linear.device_of = gather_linear.device_of, lambda x: "sm_90"
+    try:
+        for k, n, read in ((72, 264, 1), (40, 16, 2), (9, 8, 0)):
+            parts = _normal(dtype, ranks, 6, k)
+            weight = _normal(dtype, k, n).T if read == 2 else _normal(dtype, n, k)
+            assert gather_linear.how(weight)["READ"] == (0 if dtype is torch.float32 else read)
+            signals = torch.full((ranks,), 4, dtype=torch.int32)
+            found = gather_linear.product(parts, signals, 3, weight, None, 3, ranks - 1)
+            yield _far(found, gather_linear.reference(parts.double(), weight.double(), None, 3))
+    finally:
+        gather_linear.device_of = device
+
+
+CASES = {"reduce_norm": _sums, "gather_linear": _gathered, "linear_scatter": _scattered,
+         "by_descriptor": _by_descriptor}  # fmt: skip
 
 
 def main() -> None:

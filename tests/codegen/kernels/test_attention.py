@@ -17,6 +17,7 @@ from tests.codegen.kernels.attention_cases import CASES, errors
 @pytest.mark.parametrize("name", CASES)
 def test_by_torch(name):
     assert max(errors(name)) <= 1e-12
+    assert max(errors(name, held=True)) <= 1e-12
 
 
 def test_by_triton():

@@ -58,7 +58,7 @@ def test_torch_sees_through_it(kernel):
 
 @pytest.mark.parametrize("module", BUILT, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_it_compiles_without_a_gpu(module):
-    for build in module.builds("bf16", 128):
+    for build in filter(lambda build: build.is_for(80), module.builds("bf16", 128)):
         assert machine_code(build, 80).instructions
 
 

@@ -32,12 +32,14 @@ def test_what_memory_bounds_reaches_a_copys_speed(name, build):
 @pytest.mark.parametrize("file", [gather_linear, linear_scatter])
 @pytest.mark.parametrize(("element", "sm"), [("bf16", 90), ("fp32", 80)])
 def test_products_spill_nothing_and_store_whole_rows(file, element, sm):
-    """Also with the weight transposed."""
-    builds = [build for build in file.builds(element, 4096) if not build.moves]
-    assert len(builds) == 2
+    """Also with the weight transposed, and where two bytes go by descriptors (TMA), with these."""
+    builds = [b for b in file.builds(element, 4096) if not b.moves and b.is_for(sm)]
+    assert [b.constants["READ"] for b in builds] == ([0, 0, 1, 2] if sm == 90 else [0, 0])
     for build in builds:
         code = machine_code(build, sm)
         assert code.spills() == code.spilled_bytes == 0
+        by_descriptor = any(i.kind == "UTMALDG" for i in code.instructions)
+        assert by_descriptor == bool(build.constants["READ"])
         assert {i.name for i in code.accesses() if i.writes_memory} == {"STG.E.128"}
 
 
