@@ -307,7 +307,7 @@ class StageMemory:
                 found.append((whole, -freed, arriving + moving, 0))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs = block.workspace - block.late * (index in late)
+            needs = block.workspace - block.late * come
             if one:
                 workspace = one.run(index, needs, block.one_op)
                 whole, moving = one.gradients, one.moving
