@@ -17,8 +17,6 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
-    growing_held: int
-    """The same where nothing that was saved goes before the end."""
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
@@ -30,7 +28,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     steps = [step for step, _ in pairs]
     roots, most, freed = walk.facts.roots, 0, 0
     to_come = _gradients_to_come(walk, steps)
-    growing = held = -sum(to_come.values())
+    growing = -sum(to_come.values())
     freed_by = _freed_by(saved, steps)
     live = _Live(_entering(walk, left))
     for number in range(len(steps) - 1, -1, -1):
@@ -52,12 +50,11 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
-            most, held = max(most, now - freed), max(held, now - less)
-            growing = max(growing, now - freed - less)
+            most, growing = max(most, now - freed), max(growing, now - freed - less)
             live.goes({roots.get(name, name) for name in step.op.outputs}, passed)
             live.comes(made)
         freed += freed_by[number]
-    return Room(most, growing, held)
+    return Room(most, growing)
 
 
 class _Live:
