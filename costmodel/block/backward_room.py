@@ -17,6 +17,8 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
+    at: float
+    """Share of the backward's time after which there is that much."""
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
@@ -28,7 +30,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     steps = [step for step, _ in pairs]
     roots, most, freed = walk.facts.roots, 0, 0
     to_come = _gradients_to_come(walk, steps)
-    growing = -sum(to_come.values())
+    growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
     live = _Live(_entering(walk, left))
     for number in range(len(steps) - 1, -1, -1):
@@ -50,11 +52,13 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
-            most, growing = max(most, now - freed), max(growing, now - freed - less)
+            most = max(most, now - freed)
+            if now - freed - less > growing:
+                growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
             live.goes({roots.get(name, name) for name in step.op.outputs}, passed)
             live.comes(made)
         freed += freed_by[number]
-    return Room(most, growing)
+    return Room(most, growing, at)
 
 
 class _Live:
@@ -77,9 +81,9 @@ class _Live:
         """Values without a gradient get one of so many bytes."""
         for name, nbytes in made.items():
             if name not in self._of:
-                key = (name,)
+                key: tuple[str, ...] = (name,)
                 while key in self._sizes:  # terms of a sum still have an earlier one
-                    key = (*key, name)
+                    key += (name,)
                 self._of[name], self._sizes[key] = key, nbytes
 
     def goes(self, names: Iterable[str], passed: Iterable[str]) -> None:
@@ -95,6 +99,16 @@ def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     ((value, width), *_) = step.outputs
     plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
     return plain and elements[value] * width == nbytes
+
+
+def _until(walk: Walk, ops: Sequence[OpStep]) -> dict[str, float]:
+    """Op -> share of the backward's time that is over as its own begins."""
+    each = [time.backward_input_s + time.backward_weight_s for time in walk.times]
+    whole, gone, found = sum(each), 0.0, dict[str, float]()
+    for step, own_s in zip(reversed(ops), reversed(each), strict=True):
+        found[step.op.name] = gone / whole if whole else 0.0
+        gone += own_s
+    return found
 
 
 def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:
