@@ -8,7 +8,9 @@ inverses sent to all (zero 0). All jobs are in the same processes and take turns
 K-FAC adds is what its step takes longer than the plain one, each the shortest fifth of its turns at
 most, as other work on the machine makes single steps longer and none shorter. `busy` is what
 all ranks' processors were busy with in a step, shared out over the cores: a step takes that and
-what it waits. `told` is the same of `plan.predicted`, on a cluster as it is measured first,
+what it waits. `paired` is the other reading of the same steps, in which nothing is chosen: the
+median of what a step takes longer than the plain one of the same turn, and between which two of
+these differences the median lies in 95 of 100 such runs (order statistics). `told` is the same of `plan.predicted`, on a cluster as it is measured first,
 once it is quiet. What other work there is (the load) is printed before and after.
 """
 
@@ -17,6 +19,8 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import comb
+from statistics import median
 
 import torch
 from rich.console import Console
@@ -131,6 +135,17 @@ def busy_ms(ranks: Sequence[Sequence[Turn]], cores: int) -> float:
     return quiet_ms([sum([busy for _, busy in turn]) / cores for turn in zip(*ranks, strict=True)])
 
 
+def paired_ms(steps: Sequence[Turn], plain: Sequence[Turn]) -> tuple[float, float, float]:
+    """Median of the differences within turns, in milliseconds, and the 95 % interval of it."""
+    more = sorted([1e3 * (a - b) for (a, _), (b, _) in zip(steps, plain, strict=True)])
+    n, rank, tail = len(more), 0, 0.0
+    # The median is below the k-th smallest as often as n coins show fewer than k heads.
+    while (tail := tail + comb(n, rank) / 2**n) <= 0.025:
+        rank += 1
+    at = max(0, rank - 1)
+    return median(more), more[at], more[-1 - at]
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -144,7 +159,7 @@ def main() -> None:
     cores = min(RANKS, len(os.sched_getaffinity(0)))
     step_ms = {name: quiet_ms([s for s, _ in took[0][name]]) for name in made}
     processor_ms = {name: busy_ms([own[name] for own in took], cores) for name in made}
-    heads = ("step, ms", "busy", "told", "added", "busy", "told", "off")
+    heads = ("step, ms", "busy", "told", "added", "busy", "told", "off", "paired", "from, to", "off")
     table = Table("job", *heads)
     for name, plan in made.items():
         level = name.split(":")[0]
@@ -154,9 +169,11 @@ def main() -> None:
         if name != level:
             added, busy = step - step_ms[level], processor_ms[name] - processor_ms[level]
             more = told - 1e3 * made[level].predicted.step_s
-            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}"]
+            mid, low, high = paired_ms(took[0][name], took[0][level])
+            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}",
+                      f"{mid:.1f}", f"{low:.1f} to {high:.1f}", f"{more / mid - 1:+.0%}"]  # fmt: skip
         table.add_row(name, *cells)
-    Console().print(table)
+    Console(width=140).print(table)
     print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after (with four processes); a loop "
           f"took {1e3 * pace:.1f} and {1e3 * pace_s():.1f} ms")  # fmt: skip
 

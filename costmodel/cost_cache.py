@@ -280,7 +280,7 @@ class CostTables:
             saved_bytes=sum(saved),
             params={name: nbytes for name, nbytes in params.items() if nbytes},
             summed_over=_summed_over(blocks, costs),
-            workspace_bytes=max([c.workspace_bytes for c in costs]),
+            workspace_bytes=max([c.workspace_bytes + c.remade_bytes for c in costs]),
             source=worst_source([c.source for c in costs]),
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),

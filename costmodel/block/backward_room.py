@@ -1,12 +1,13 @@
 """What the backward of a block has at once beside what the block saved: gradients of values on
 their way, less what ops have saved whose backward has run."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.rules import given
 
 
 class Room(NamedTuple):
@@ -16,8 +17,8 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
-    growing_held: int
-    """The same where nothing that was saved goes before the end."""
+    at: float
+    """Share of the backward's time after which there is that much."""
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
@@ -29,32 +30,85 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     steps = [step for step, _ in pairs]
     roots, most, freed = walk.facts.roots, 0, 0
     to_come = _gradients_to_come(walk, steps)
-    growing = held = -sum(to_come.values())
+    growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    live = dict(_entering(walk, left))
+    live = _Live(_entering(walk, left))
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW:
-            made = dict[str, int]()
+            made, passed = dict[str, int](), set[str]()
             new = 0
             elements = walk.local.elements
             for name, operand in zip(step.op.inputs, step.inputs, strict=True):
                 if operand.requires_grad and not operand.is_param:
                     nbytes = elements[operand.value] * operand.width
+                    if _is_sum(step, nbytes, elements) and not live.has(roots[name]):
+                        passed.add(roots[name])
+                        continue
                     new += nbytes
                     made.setdefault(roots[name], nbytes)
             beside, least = pairs[number][1]
-            now = max(sum(live.values()) + new + beside, least)
+            now = max(live.nbytes + new + beside, least)
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
-            most, held = max(most, now - freed), max(held, now - less)
-            growing = max(growing, now - freed - less)
-            for name in step.op.outputs:
-                live.pop(roots.get(name, name), None)
-            live |= {name: nbytes for name, nbytes in made.items() if name not in live}
+            most = max(most, now - freed)
+            if now - freed - less > growing:
+                growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
+            live.goes({roots.get(name, name) for name in step.op.outputs}, passed)
+            live.comes(made)
         freed += freed_by[number]
-    return Room(most, growing, held)
+    return Room(most, growing, at)
+
+
+class _Live:
+    """Gradients of values that are there: those of the terms of a sum are one tensor."""
+
+    def __init__(self, entering: Iterable[tuple[str, int]]) -> None:
+        self._of: dict[str, tuple[str, ...]] = {}
+        """Value -> its gradient, named by those that first had it."""
+        self._sizes: dict[tuple[str, ...], int] = {}
+        self.comes(dict(entering))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def has(self, name: str) -> bool:
+        return name in self._of
+
+    def comes(self, made: Mapping[str, int]) -> None:
+        """Values without a gradient get one of so many bytes."""
+        for name, nbytes in made.items():
+            if name not in self._of:
+                key: tuple[str, ...] = (name,)
+                while key in self._sizes:  # terms of a sum still have an earlier one
+                    key += (name,)
+                self._of[name], self._sizes[key] = key, nbytes
+
+    def goes(self, names: Iterable[str], passed: Iterable[str]) -> None:
+        """Gradients have been read, and are those of the values that are `passed` now."""
+        keys = [self._of.pop(name) for name in names if name in self._of]
+        self._of |= {name: keys[0] for name in passed if keys}
+        there = set(self._of.values())
+        self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
+
+
+def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
+    """Whether the gradient of an operand that takes so many bytes is that of what the op makes."""
+    ((value, width), *_) = step.outputs
+    plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
+    return plain and elements[value] * width == nbytes
+
+
+def _until(walk: Walk, ops: Sequence[OpStep]) -> dict[str, float]:
+    """Op -> share of the backward's time that is over as its own begins."""
+    each = [time.backward_input_s + time.backward_weight_s for time in walk.times]
+    whole, gone, found = sum(each), 0.0, dict[str, float]()
+    for step, own_s in zip(reversed(ops), reversed(each), strict=True):
+        found[step.op.name] = gone / whole if whole else 0.0
+        gone += own_s
+    return found
 
 
 def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:

@@ -71,8 +71,8 @@ class BlockCost:
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
     remade_bytes: int = 0
-    """What is made again, or made what it was, for the backward and there until its end, beside
-    `workspace_bytes`."""
+    """What is made again, or made what it was, for the backward, beside `workspace_bytes`; it goes
+    as what is kept does."""
     moved_bytes: int = 0
     """To the host and back; no part of `saved_bytes`, but where host and device are one."""
 
@@ -87,8 +87,8 @@ class BlockCost:
     late_bytes: int = 0
     """By which it needs less than that where there are no gradients of its parameters before, of
     which all count as there."""
-    late_held_bytes: int = 0
-    """The same, of `workspace_bytes`, where nothing that was saved goes before the end."""
+    most_at: float = 0.0
+    """Share of its backward's time after which there is most at once."""
 
     @property
     def backward_s(self) -> float:
@@ -97,7 +97,7 @@ class BlockCost:
     @property
     def backward_bytes(self) -> int:
         """Most at once in its backward beside what was saved."""
-        return self.workspace_bytes - self.eased_bytes
+        return self.workspace_bytes + self.remade_bytes - self.eased_bytes
 
     @property
     def _total_s(self) -> float:
@@ -119,7 +119,7 @@ class BlockCost:
             saved_bytes=0,
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),
-            workspace_bytes=self.workspace_bytes + self.saved_bytes + sum(self.saved_outputs),
+            remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
             uncertain_s=self.uncertain_s * (1 + self.forward_s / max(1e-12, self._total_s)),
         )
 
@@ -274,7 +274,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         workspace_bytes=walk.workspace,
         eased_bytes=walk.workspace - most,
         late_bytes=most - room.growing,
-        late_held_bytes=max(0, walk.workspace - room.growing_held),
+        most_at=room.at,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,

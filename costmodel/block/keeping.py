@@ -285,13 +285,6 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
         remade_bytes=found.remade_bytes + found.freed_bytes,
         moved_bytes=found.moved_bytes,
         freed_bytes=found.freed_bytes,
-        # What is there again stays until the end of the backward.
-        eased_bytes=0
-        if found.remade_bytes or found.moved_bytes or found.freed_bytes
-        else cost.eased_bytes,
-        late_bytes=cost.late_held_bytes
-        if found.remade_bytes or found.moved_bytes or found.freed_bytes
-        else cost.late_bytes,
         halved_bytes=cost.halved_bytes + found.remade_bytes + found.freed_bytes,
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
     )

@@ -49,7 +49,6 @@ def measured_cost(
         workspace_bytes=record.workspace_bytes,
         eased_bytes=0,
         late_bytes=0,
-        late_held_bytes=0,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

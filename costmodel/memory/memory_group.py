@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from meshwright.costmodel.memory.leaving import LATE, Way
 from meshwright.costmodel.stage.buckets import Bucket, Tied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Send
@@ -51,11 +52,6 @@ class MemoryGroup:
             found[readers[0]] -= nbytes
             found[readers[-1]] += nbytes
         return found
-
-    @cached_property
-    def first_of_tied(self) -> frozenset[int]:
-        """Blocks whose backward is the first to make a tied parameter's gradient."""
-        return frozenset([one.readers[-1] for one in self.tied])
 
     @cached_property
     def again(self) -> Mapping[int, Sequence[int]]:
@@ -158,7 +154,9 @@ class BackwardGradients:
         first: bool,
         last: bool,
         holds: bool,
+        way: Way | None = None,
     ) -> None:
+        """`way`: what is still on its way to the host, if that is asked for; else all that may."""
         exchange = group.exchange
         self._group, self._part, self._scattering = group, part, scattering
         self._begins = first
@@ -175,6 +173,7 @@ class BackwardGradients:
         self._leaves = exchange.gradients_are_freed and not exchange.packs
         """They go to the host, a block's together."""
         self._freed = exchange.gradients_are_freed
+        self._way = way if self._leaves else None
         goes = self._every or each or (last and (exchange.packs or self._leaves))
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
@@ -229,6 +228,12 @@ class BackwardGradients:
         more = one_op // 2 + self._group.beside[index]
         return more if more > nbytes else nbytes
 
+    def reaches(self, index: int) -> None:
+        """A block comes to where it has most at once."""
+        if self._way:
+            newest, before, _ = self._way[index]
+            self.moving = min(self.moving, ceil(newest * self._newest + before * self._before))
+
     def opened(self) -> None:
         """A block's parameters have come from the host when it was about to run: the gradients of
         the one before it have gone meanwhile."""
@@ -263,7 +268,8 @@ class BackwardGradients:
             if self._leaves:
                 self.left += 1
                 before = 0 if self._group.exchange.comes_from_host else self._before
-                self.moving = self._newest + before
+                late = self._way[index].at_end if self._way else LATE.at_end
+                self.moving = self._newest + ceil(late * before)
                 self.gradients -= sent
                 yield
                 continue

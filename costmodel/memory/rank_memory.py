@@ -40,6 +40,7 @@ def _rank_memory(
 ) -> RankMemory:
     own = held_stages(table, rank)
     held = peak(table, rank, [model.memory for model in models])
+    expected = peak(table, rank, [model.memory.expected for model in models])
     device = costs[own[0]].device
     on_host = device.kind == "cpu"
     parameters = sum(models[i].memory.parameters for i in own)
@@ -71,13 +72,14 @@ def _rank_memory(
         beyond += max(0.0, min(apart, spare))
     return RankMemory(
         parameters_bytes=parameters,
-        gradients_bytes=held.gradients,
+        gradients_bytes=expected.gradients,
         optimizer_bytes=optimizer,
-        activations_bytes=held.activations,
-        communication_bytes=held.communication,
-        workspace_bytes=held.workspace,
+        activations_bytes=expected.activations,
+        communication_bytes=expected.communication,
+        workspace_bytes=expected.workspace,
         inputs_bytes=inputs,
         fragmentation_bytes=round(beyond),
+        late_copies_bytes=held.total - expected.total,
         process_bytes=process,
         host_bytes=sum(models[i].memory.host for i in own),
     )

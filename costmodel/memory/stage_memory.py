@@ -6,11 +6,12 @@ packed in flat tensors that live until they have arrived, gathered while a block
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from meshwright.costmodel.memory.leaving import Way
 from meshwright.costmodel.memory.memory_group import BackwardGradients, MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import NO_BYTES, StackBytes
 from meshwright.ir.stack_memory import NOTHING_MORE, StackMemory
@@ -125,9 +126,18 @@ class StageMemory:
     blocks: tuple[BlockMemory, ...]
     slots: SlotBytes | None = None
     """What stays where calls are recorded: nothing that they save is given back then."""
+    ways: tuple[Way, Way] | None = None
+    """What is on its way to the host by the plan's times: in the first backward, and in others."""
+    on_time: bool = False
+    """Whether that is taken, and not all that may be."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def expected(self) -> "StageMemory":
+        """The same where copies to the host end when the plan's times say so."""
+        return replace(self, on_time=True) if self.ways else self
 
     @cached_property
     def always(self) -> Bytes:
@@ -290,14 +300,12 @@ class StageMemory:
                 first,
                 last,
                 self.habits.holds_gradients,
+                self.ways[not first] if self.on_time and self.ways else None,
             )
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
-        # A tied weight's gradient may be most of what there is. Elsewhere all count as there, which
-        # leaves room for what ops have inside.
         come = self.slots is None and all([group.come for group in groups])
-        late = frozenset[int]().union(*[group.first_of_tied for group in self.groups if come])
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             gathered = 0
@@ -307,7 +315,9 @@ class StageMemory:
                 found.append((whole, -freed, arriving + moving, 0))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs = block.workspace - block.late * (index in late)
+            needs = block.workspace - block.late * come
+            for group in groups:
+                group.reaches(index)
             if one:
                 workspace = one.run(index, needs, block.one_op)
                 whole, moving = one.gradients, one.moving

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.memory.leaving import Leaving, Way, on_the_way
 from meshwright.costmodel.ops.optimizer import host_work_s
 from meshwright.costmodel.stage.buckets import BlockParams
 from meshwright.costmodel.stage.form_group import FormGroup
@@ -62,6 +63,40 @@ def host_waits(
         tuple(waits[::-1]), tuple(again[::-1]), tail + after + late, waited + shown,
         sum(comes) - shown,
     )  # fmt: skip
+
+
+def ways_of(
+    tables: CostTables,
+    costs: StageCosts,
+    groups: Sequence[FormGroup],
+    held: Sequence[BlockParams],
+    blocks: Sequence[BlockTimes],
+) -> tuple[Way, Way] | None:
+    """Returns what of gradients is on its way to the host by the times of the blocks; None where
+    none leave, or not beside computing."""
+    if not costs.device.is_apart or not any([g.exchange.gradients_are_freed for g in groups]):
+        return None
+    copies, in_flight = [0.0] * len(blocks), 2
+    for group, own in zip(groups, held, strict=True):
+        exchange = group.exchange
+        part = exchange.parts("optimizer", group.shards)
+        for copy in exchange.host_copies:
+            if copy.what != "gradients":
+                continue
+            share = copy.times if copy.at is Event.AFTER_BACKWARD else 1 / part
+            for index, owned in enumerate(own.owned):
+                nbytes = round(share * owned.trained_bytes)
+                copies[index] += copy_s(costs.device, nbytes, tables.profile)
+            in_flight = min(in_flight, 1 if exchange.comes_from_host else 2)
+    leaving = [
+        Leaving(
+            b.returns_s + b.again_s + cost.most_at * (b.input_s + b.weight_s),
+            b.returns_s + b.again_s + b.input_s + b.weight_s + b.tensor_backward_s, copy,
+        )
+        for b, cost, copy in zip(blocks, costs.cost.blocks, copies, strict=True)
+    ]  # fmt: skip
+    forward_s = sum([b.fetched_s + b.forward_s + b.tensor_forward_s + b.leaves_s for b in blocks])
+    return on_the_way(leaving, forward_s, in_flight)
 
 
 def _copies(copies: Sequence[HostCopy], at: Event) -> bool:

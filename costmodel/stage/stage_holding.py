@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
+from meshwright.costmodel.memory.leaving import Way
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
@@ -23,8 +24,10 @@ def stage_memory_of(
     parts: Parts,
     held: Sequence[BlockParams],
     sync: Sync,
+    ways: tuple[Way, Way] | None = None,
 ) -> StageMemory:
-    """Returns what a rank holds of a stage, as a stack with these habits runs it."""
+    """Returns what a rank holds of a stage, as a stack with these habits runs it. `ways`: of
+    gradients that leave for its host."""
     shares = [form.exchange.parts("optimizer", form.shards) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
     frozen = [own.frozen_bytes for own in held]
@@ -44,7 +47,7 @@ def stage_memory_of(
          for form, own in zip(sync.groups, held, strict=True)],
     )  # fmt: skip
     return StageMemory(
-        stack=stack, habits=habits,
+        stack=stack, habits=habits, ways=ways,
         prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
         # Where host and device are one memory, what is on the host is there twice.

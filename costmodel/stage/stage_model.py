@@ -25,7 +25,7 @@ from meshwright.costmodel.stage.buckets import (
     forward_buckets,
 )
 from meshwright.costmodel.stage.form_group import FormGroup
-from meshwright.costmodel.stage.host import copy_waits, waits_of_step
+from meshwright.costmodel.stage.host import copy_waits, waits_of_step, ways_of
 from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, run, talk
@@ -110,7 +110,10 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
         clip_s=clip_time(costs.device, *_total(own), scales=not costs.updates),
         publish=actions.publish,
         hidden_s=actions.hidden_s,
-        memory=stage_memory_of(tables.run_as.memory, costs, parts, held, sync),
+        memory=stage_memory_of(
+            tables.run_as.memory, costs, parts, held, sync,
+            ways_of(tables, costs, sync.groups, held, sync.blocks),
+        ),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
         + sum(one.uncertain_s for one in costs.hidden),

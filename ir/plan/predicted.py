@@ -25,6 +25,9 @@ class RankMemory:
     """The batch."""
     fragmentation_bytes: int = 0
     """What the allocator holds beyond the tensors."""
+    late_copies_bytes: int = 0
+    """By which tensors may be more where copies to the host end as late as a job lets them, and not
+    when the plan's times say so. It must fit, too."""
     process_bytes: int = 0
     """The process and its libraries and communicators; on CPU also the user's own module. 0 where
     that was not measured."""
@@ -34,7 +37,7 @@ class RankMemory:
 
     @property
     def tensor_bytes(self) -> int:
-        """All that tensors of the job hold."""
+        """All that tensors of the job hold, as far as the plan's times go."""
         state = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
         moving = self.activations_bytes + self.communication_bytes + self.workspace_bytes
         return state + moving + self.inputs_bytes
@@ -42,7 +45,7 @@ class RankMemory:
     @property
     def used_bytes(self) -> int:
         """What must fit into the memory that a device has for training."""
-        return self.tensor_bytes + self.fragmentation_bytes
+        return self.tensor_bytes + self.late_copies_bytes + self.fragmentation_bytes
 
     @property
     def total_bytes(self) -> int:

@@ -103,7 +103,7 @@ class _Guess:
             cost = cost.recomputed() if again else cost
             busy += number * (cost.forward_s + cost.backward_s)
             held += number * (cost.saved_bytes + sum(cost.saved_inputs))
-            worked = max(worked, cost.workspace_bytes)
+            worked = max(worked, cost.workspace_bytes + cost.remade_bytes)
             for nbytes, over in zip(cost.param_bytes, cost.summed_over, strict=True):
                 fold = fold_of(mesh.model, over) if len(mesh.folds) > 1 else ()
                 sizes[fold] = sizes.get(fold, 0.0) + number * nbytes

@@ -169,7 +169,8 @@ class RunCosts:
         if not policy:
             return self.problem.tables.block(block, layout, spot)
         cost = self.problem.tables.block(block, layout, spot, policy)
-        return replace(cost, workspace_bytes=cost.workspace_bytes + cost.remade_bytes)
+        most = cost.workspace_bytes + cost.remade_bytes
+        return replace(cost, workspace_bytes=most, remade_bytes=0)
 
     def _asks(self, block: Block) -> bool:
         """Whether `saved=` is for it."""

@@ -123,5 +123,4 @@ def _least(costs: list[BlockCost]) -> BlockCost:
         workspace_bytes=min(cost.workspace_bytes for cost in costs),
         eased_bytes=max(cost.eased_bytes for cost in costs),
         late_bytes=max(cost.late_bytes for cost in costs),
-        late_held_bytes=max(cost.late_held_bytes for cost in costs),
     )

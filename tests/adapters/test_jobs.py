@@ -1,6 +1,7 @@
 """Jobs that train adapters beside quantised weights: equal to one process under every layout, in as
 much memory as planned, with checkpoints that go from plan to plan."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from meshwright.adapters.files import trained_names
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph import quantised
 from meshwright.ir.graph.quantised import dequantised
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
@@ -23,6 +25,8 @@ from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.record import tracking
+from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.spawn import run_ranks
@@ -117,7 +121,21 @@ def batch() -> tuple[Tensor]:
     return (torch.randn(128, WIDTH, generator=torch.Generator().manual_seed(0)),)
 
 
+class _Tracker(TensorTracker):
+    """Sees the wide weight, too, which is there inside of one operator."""
+
+    def __init__(self, resized: Sequence[Tensor] = ()) -> None:
+        super().__init__(resized)
+        quantised.dequantised = self._noted  # type: ignore[assignment]
+
+    def _noted(self, *given: Any) -> Tensor:
+        wide = dequantised(*given)
+        self.see([wide])
+        return wide
+
+
 def most(plans: list[Plan], graph: Graph) -> list[Any]:
+    tracking.TensorTracker = _Tracker  # type: ignore[misc]
     found = []
     for plan in plans:
         job = compile_job(deep(), plan, optimizer="adamw", device="cpu", graph=graph)
@@ -131,8 +149,8 @@ def most(plans: list[Plan], graph: Graph) -> list[Any]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_memory_is_as_planned(precision: str) -> None:
-    """The wide weight, which is there inside of one operator, is planned, and no tensor that is
-    seen."""
+    """With the wide weight that is there inside of one operator, and what that makes meanwhile,
+    which is no tensor that is seen."""
     graph = trace(deep(), batch(), precision="bf16" if precision == "bf16" else "")
     problem = make_problem(graph, Cluster.local(2), optimizer="adamw", precision=precision)
     choices: list[dict[str, Any]] = [
@@ -148,8 +166,8 @@ def test_memory_is_as_planned(precision: str) -> None:
     ):
         memory = predict_plan(problem, plan).stages[0].memory
         assert memory.workspace_bytes > wide
-        seen = memory.tensor_bytes - wide
-        assert seen == pytest.approx(tracked.peak_bytes, rel=0.02), choice
+        made = wide // 4  # 64 samples of a rank
+        assert memory.tensor_bytes == pytest.approx(tracked.peak_bytes + made, rel=0.02), choice
         assert memory.optimizer_bytes == pytest.approx(tracked.optimizer_bytes, rel=0.001)
         if choice.get("zero") != 3:
             assert memory.parameters_bytes == tracked.parameters_bytes

@@ -54,13 +54,12 @@ def test_one_rank() -> None:
 
 
 def test_a_backward_has_gradients_on_their_way_less_what_has_gone() -> None:
-    """By hand: as fc2 runs backward there are the gradients of g, of y, and, but for the first
-    layer, of what goes round; as gelu does, there are two more of HIDDEN, and g has gone."""
+    """By hand: as fc2 runs backward there are the gradients of g and of y, which is that of what
+    goes round, too; as gelu does, there are two more of HIDDEN, and g has gone."""
     made = plan(CLUSTER)
     tables = CostTables(mlp(), CLUSTER, made.precision)
     first, *others = stage_costs(tables, made, 0).cost.blocks
-    assert first.backward_bytes == 4 * 4 * (HIDDEN + WIDTH)
-    assert {x.backward_bytes for x in others} == {4 * 4 * (HIDDEN + 2 * WIDTH)}
+    assert {x.backward_bytes for x in (first, *others)} == {4 * 4 * (HIDDEN + WIDTH)}
     assert {x.workspace_bytes for x in (first, *others)} == {4 * 4 * 2 * HIDDEN}
     again = first.recomputed()
     assert again.backward_bytes == first.backward_bytes + first.saved_bytes
@@ -92,7 +91,8 @@ def test_gradients_are_summed_over_data_parallel() -> None:
         (0, 1, 1, 2, 0),
         (1, 1, 1, 0.5, 1.25),  # packed flat, and this rank's part, while all are still there
         (2, 1, 1.25, 0.5, 1.25),  # also the sum of what has come so far
-        (3, 0.25, 0.5, 0.5, 0.875),  # a block's parameters; two blocks' gradients are on their way
+        # A block's parameters come, with their flat tensor; two blocks' gradients are on their way.
+        (3, 0.25, 0.25, 0.5, 1.125),
     ],
 )
 def test_zero(
