@@ -55,6 +55,9 @@ class Style:
     """Share of the work beside collectives that really hides them."""
     regathers: bool = False
     """What sequence parallelism gathered is gathered again in the backward, not kept."""
+    stops_early: bool = False
+    """A block that is run again for its backward stops once all that the backward needs is there:
+    what comes after, such as a layer's last product and its sum, is not run twice."""
     chunks: bool = False
     """Collectives of tensor parallelism go in chunks beside the products that read or make the
     value."""
