@@ -283,8 +283,10 @@ class Walk(Trace):
         """Whether the backward of an op needs what it makes, not only what it reads."""
         if not step.has_gradient:
             return False
-        made = {kept.name for kept in step.kept}.difference(step.op.inputs)
-        return bool(made) or self._inside_bytes(step.op) > 0
+        roots = self.facts.roots
+        read = {roots[name] for name in step.op.inputs if name}
+        made = any(roots[kept.name] not in read for kept in step.kept)
+        return made or self._inside_bytes(step.op) > 0
 
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""
