@@ -46,6 +46,7 @@ from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Partial, parse_strategy
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction, StagePrediction
+from meshwright.ir.styles import Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     if table_of(schedule).early:
         models = early_models(tables, plan, models)
-    times = tuple(_times(c, m, slow) for c, m in zip(costs, models, strict=True))
+    times = tuple(_times(c, m, slow, tables.run_as) for c, m in zip(costs, models, strict=True))
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)
@@ -114,7 +115,7 @@ def estimate_all(
     return Estimate(prediction, stepped, costs, models, times)
 
 
-def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
+def _times(costs: StageCosts, model: StageModel, slow: float, style: Style) -> StageTimes:
     """Times with cores to itself: the simulator slows what shares them, by communication too."""
     overlap = model.sync.overlap
     return StageTimes(
@@ -125,6 +126,7 @@ def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
         processes=costs.processes,
         programs=model.programs,
         overlap=Overlap(channel=overlap.channel) if slow > 1.0 else overlap,
+        blocks=style.blocking_sends,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks.published.measured import RowError
-from meshwright.costmodel.ops.op_classes import classify
+from meshwright.costmodel.ops.op_classes import classify, op_name
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.plan.keeping import Keeping, operands_key
@@ -44,3 +44,18 @@ def per_op(graph: Graph, block: Block) -> Mapping[str, Keeping]:
         if not stays:
             again[op.key] = "recompute"
     return again
+
+
+def core(graph: Graph, block: Block) -> Mapping[str, Keeping]:
+    """Returns what selective recomputation makes again of a layer whose attention is written out:
+    scores, their softmax and dropout, and what is made of them and values (Korthikanti et al. 2022,
+    section 5); nothing of other layers."""
+    ops = graph.block_ops(block)
+    softmax = [i for i, op in enumerate(ops) if op_name(op.target) == "softmax"]
+    if len(softmax) != 1:
+        return {}
+    products = [i for i, op in enumerate(ops) if op_name(op.target) == "matmul"]
+    first = max(i for i in products if i < softmax[0])
+    last = min(i for i in products if i > softmax[0])
+    inside = [op for op in ops[first : last + 1] if classify(op.target) is not OpClass.VIEW]
+    return {op.key: "recompute" for op in inside}

@@ -16,7 +16,7 @@ import transformers
 from benchmarks.published.cuts import starts
 from benchmarks.published.measured import RowError
 from benchmarks.published.model_kinds import ModelKind, config_of
-from benchmarks.published.recipes import per_op, recompute_mode
+from benchmarks.published.recipes import core, per_op, recompute_mode
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
@@ -135,16 +135,17 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
 
 
 def _as_kept(problem: Problem, mode: str, plan: Plan) -> Plan:
-    """The plan whose layers keep what a row's recomputation by operators does."""
-    if mode != "op":
+    """The plan whose layers keep what a row's recomputation of parts of layers does."""
+    of_layer = {"op": per_op, "core": core}.get(mode)
+    if of_layer is None:
         return plan
     graph, stages = problem.graph, []
     for stage in plan.stages:
         first, last = (problem.tables.block_index[name] for name in (stage.first, stage.last))
         layers = recomputable(graph, graph.blocks[first : last + 1])
         blocks = {block.pattern: block for block in graph.blocks if block.pattern in layers}
-        saved = {pattern: per_op(graph, block) for pattern, block in blocks.items()}
-        stages.append(replace(stage, saved=saved))
+        saved = {pattern: of_layer(graph, block) for pattern, block in blocks.items()}
+        stages.append(replace(stage, saved={name: said for name, said in saved.items() if said}))
     return settled(problem, replace(plan, stages=tuple(stages)))
 
 
@@ -223,7 +224,7 @@ def pins_of(row: Row) -> tuple[str, ...]:
     mode, every = recompute_mode(row.recompute)
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
-    kept = ("saved=selective",) if mode == "core" else ("saved=none",) if mode != "op" else ()
+    kept = ("saved=none",) if mode in ("none", "full") else ()
     kept += _experts_of(row)
     return (*kept, "prefetch=1") if p.zero == 3 and p.pp == 1 else kept
 

@@ -87,6 +87,11 @@ class Style:
     """Gradients are all-reduced over all replicas where ranks need a part of them only, too."""
     beside_replicas: bool = False
     """Replicas of shards agree block by block beside the last backward, not at its end."""
+    blocking_sends: bool = False
+    """Messages between stages keep both ends waiting, one after the other."""
+    parts_borders: bool = False
+    """Of what ranks of tensor parallelism have alike each sends a part to the next stage, whose
+    ranks gather it."""
     late: tuple[str, ...] = ()
     """Keys of the forms of synchronisation whose gradients leave after the last backward, not
     beside it."""
