@@ -93,7 +93,7 @@ def _peaks(memory: RankMemory) -> dict[str, float]:
 
 def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
     """RowError where the row has something that our plans have no word for."""
-    pins, cluster = pins_of(row), cluster_of(row)
+    pins, cluster = pins_of(row, stack), cluster_of(row)
     precision = precision_of(row, stack)
     known = style(stack.style)
     kernels = known.kernels
@@ -144,8 +144,8 @@ def _as_kept(problem: Problem, mode: str, plan: Plan) -> Plan:
         first, last = (problem.tables.block_index[name] for name in (stage.first, stage.last))
         layers = recomputable(graph, graph.blocks[first : last + 1])
         blocks = {block.pattern: block for block in graph.blocks if block.pattern in layers}
-        saved = {pattern: of_layer(graph, block) for pattern, block in blocks.items()}
-        stages.append(replace(stage, saved={name: said for name, said in saved.items() if said}))
+        said = {pattern: of_layer(graph, block) for pattern, block in blocks.items()}
+        stages.append(replace(stage, saved=said) if all(said.values()) else stage)
     return settled(problem, replace(plan, stages=tuple(stages)))
 
 
@@ -216,7 +216,7 @@ def precision_of(row: Row, stack: Stack) -> str:
     return "bf16"
 
 
-def pins_of(row: Row) -> tuple[str, ...]:
+def pins_of(row: Row, stack: Stack) -> tuple[str, ...]:
     """What of the layout is no matter of meshes and stages."""
     p = row.parallel
     if row.gbs % (row.mbs * p.dp):
@@ -225,6 +225,8 @@ def pins_of(row: Row) -> tuple[str, ...]:
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
     kept = ("saved=none",) if mode in ("none", "full") else ()
+    if mode == "core" and stack.flash:  # which parts, its stack says
+        kept = ("saved=selective",)
     kept += _experts_of(row)
     return (*kept, "prefetch=1") if p.zero == 3 and p.pp == 1 else kept
 

@@ -92,6 +92,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="bloom-async")
     if stack is _BLOOM and "fp32 gradients" in row.precision:
         return replace(stack, style="bloom-bf16", sums_half=False)
+    if stack is _MEGATRON and row.parallel.sp:
+        return replace(stack, style="megatron-2022-sequence")
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():

@@ -184,9 +184,9 @@ def test_what_plans_have_no_word_for_is_refused():
     with pytest.raises(RowError, match="not gated"):
         config_of(ModelKind(shape=row(model=GPT3 | {"moe": {"experts": 8}}).shape), 2048)
     with pytest.raises(RowError, match="not whole micro-batches"):
-        pins_of(replace(row(), gbs=63, mbs=2))
+        pins_of(replace(row(), gbs=63, mbs=2), stack_of(row()))
     with pytest.raises(RowError, match="second layer"):
-        pins_of(nanotron(8, recompute="selective: every second layer"))
+        pins_of(nanotron(8, recompute="selective: every second layer"), stack_of(nanotron(8)))
 
 
 def test_mixtures_of_experts_have_the_shapes_of_their_rows():
