@@ -39,6 +39,7 @@ from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.graph.routed_graph import with_routing
@@ -227,11 +228,19 @@ def _prediction(
     return Prediction(
         step_s=step_s,
         samples_per_s=plan.global_batch_size / step_s,
-        error_band=error_band(parts, bands_of(costs, models, owners[parts.rank])),
+        error_band=error_band(parts, bands_of(costs, models, owners[parts.rank]))
+        * _narrower(tables),
         source=worst_source([cost.cost.source for cost in costs]),
         stages=_stages(tables, plan, costs, models, stepped, hides),
         breakdown=parts,
     )
+
+
+def _narrower(tables: CostTables) -> float:
+    """What whole runs of the stack say of bands, where no profile says more; experts were not in
+    them."""
+    mixes = EXPERTS_TARGET in tables.graph.targets
+    return tables.run_as.band if tables.profile is None and not mixes else 1.0
 
 
 def _stages(

@@ -108,6 +108,10 @@ class Style:
     `auto`: where they are worth it."""
     pins: tuple[str, ...] = ZERO_ONLY
     """What it always does and has no choice of; a user's pins of the same decision go first."""
+    band: float = 1.0
+    """What steps of dense models are within, of what their parts' sources say: where whole runs of
+    the stack may be calibrated on, the conformal quantile of four fifths of them, of each table the
+    largest (`benchmarks.published --part calibration`)."""
     memory: StackMemory = NOTHING_MORE
     """What it holds beside what a plan says."""
     reference: str
@@ -122,6 +126,8 @@ class Style:
     def __post_init__(self) -> None:
         if not 0.0 < self.hides <= 1.0:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
+        if not 0.1 <= self.band <= 10.0:
+            raise PlanError(f"style: band is {self.band}; it must be from 0.1 to 10")
         if not 0.1 <= self.attention <= 10.0:
             raise PlanError(f"style: attention is {self.attention}; it must be from 0.1 to 10")
         if not all(0.0 <= seconds <= 1.0 for seconds in self.experts_cpu_s):

@@ -243,9 +243,9 @@ def test_groups_of_experts_are_ranks_of_the_replicas():
         placed = next(x for x in plan.layouts if x.name == layout).inputs[0]
         assert placed["ep"] == placed["dp"] == "S(0)"
     with pytest.raises(RowError, match="groups of 32 ranks for experts among 16"):
-        pins_of(mixture(ep=32))
+        pins_of(mixture(ep=32), stack_of(mixture(ep=32)))
     with pytest.raises(RowError, match="2 of 4 ranks of tensor parallelism share"):
-        pins_of(mixture(ep=4, tp=4, etp=2))
+        pins_of(mixture(ep=4, tp=4, etp=2), stack_of(mixture(ep=4)))
 
 
 def test_only_tables_of_our_own_have_rows_to_learn_from(tmp_path):
