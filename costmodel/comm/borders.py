@@ -4,16 +4,14 @@ Blocks are priced as their layouts declare what enters and leaves them. Where a 
 block otherwise, or has to be whole to cross a border, one more conversion stands between.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
 from meshwright.costmodel.block.block import placements
 from meshwright.costmodel.block.price_ops import Walk, Where
-from meshwright.costmodel.comm.comm import Levels, collective_time, send_time, used_by
+from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables
-from meshwright.ir.cluster.device import Link
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.crossing import Crossing, crossings, same_on_model
@@ -207,22 +205,12 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
     in_parts = tables.run_as.parts_borders and ranks == target.mesh.get(_TENSOR, 1)
     gathered = found.alike_bytes * busiest * copies if in_parts and ranks > 1 else 0.0
     apart = sent - gathered + gathered / ranks
-    slowest = max(send_time(apart, link) for link in _links(tables, source, target))
+    slowest = max([send_time(apart, link) for link in tables.links(source, target)])
     if gathered:
         slowest += collective_time(
             Primitive.ALL_GATHER, round(gathered), _tensor_levels(tables, target)
         )
     return slowest, round(sent)
-
-
-def _links(tables: CostTables, source: Stage, target: Stage) -> Collection[Link]:
-    """What a border's messages go over: ports of nodes as shared by the ranks that send at once."""
-    node_of = tables.cluster.node_of
-    senders = Counter(map(node_of, source.devices))
-    found = tables.links(source, target)
-    if not senders.keys().isdisjoint(map(node_of, target.devices)):
-        return found
-    return [used_by(link, max(senders.values())) for link in found]
 
 
 def _tensor_levels(tables: CostTables, stage: Stage) -> Levels:
