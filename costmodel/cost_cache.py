@@ -12,7 +12,7 @@ from meshwright.costmodel.block.block_costs import BlockSpot as BlockSpot
 from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.block.layer_profile import layer_timer
 from meshwright.costmodel.block.price_ops import GraphFacts
-from meshwright.costmodel.comm.comm import Levels, group_levels
+from meshwright.costmodel.comm.comm import Levels, group_levels, used_by
 from meshwright.costmodel.elsewhere import as_elsewhere
 from meshwright.costmodel.fit.calibrated import calibrated
 from meshwright.costmodel.ops.captured import capturing
@@ -20,7 +20,8 @@ from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.profile_timer import profile_timer
 from meshwright.costmodel.stage.buckets import BUCKET_BYTES
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import DeviceType, Link, Source
+from meshwright.ir.cluster.device import DeviceType, HostShare, Link, Source
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind
 from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.memo import Memos
@@ -125,6 +126,11 @@ class CostTables:
         return {device.name: device for device in self.cluster.device_types}
 
     @cached_property
+    def hosts(self) -> dict[str, HostShare | None]:
+        """What a device of each type has of its host."""
+        return {name: host_of(self.cluster, device) for name, device in self.devices.items()}
+
+    @cached_property
     def trained(self) -> frozenset[str]:
         """Names of the parameters with gradients."""
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
@@ -193,7 +199,8 @@ class CostTables:
         return tuple(found)
 
     def links(self, source: Stage, target: Stage) -> frozenset[Link]:
-        """Links between the ranks of two stages that talk to each other, taking shares as even."""
+        """Links between the ranks of two stages that talk to each other, taking shares as even;
+        ports of nodes as those ranks share them that send at once."""
         ours, theirs, dp, others = source.model_size, target.model_size, source.dp, target.dp
         key = (source.devices, ours, target.devices, theirs)
         if key not in self._links:
@@ -206,7 +213,12 @@ class CostTables:
                 for to in range(others)
                 for i in range(theirs)
             }
-            self._links[key] = frozenset(self.cluster.link_of_nodes(*pair) for pair in pairs)
+            found = frozenset(self.cluster.link_of_nodes(*pair) for pair in pairs)
+            senders = Counter(nodes[rank] for rank in source.devices)
+            if senders.keys().isdisjoint(nodes[rank] for rank in target.devices):
+                most = max(senders.values())
+                found = frozenset(used_by(link, most) for link in found)
+            self._links[key] = found
         return self._links[key]
 
     def schedule(self, table: ScheduleTable) -> Schedule:

@@ -39,6 +39,7 @@ from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.graph.routed_graph import with_routing
@@ -46,6 +47,7 @@ from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Partial, parse_strategy
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction, StagePrediction
+from meshwright.ir.styles import Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     if table_of(schedule).early:
         models = early_models(tables, plan, models)
-    times = tuple(_times(c, m, slow) for c, m in zip(costs, models, strict=True))
+    times = tuple(_times(c, m, slow, tables.run_as) for c, m in zip(costs, models, strict=True))
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)
@@ -114,7 +116,7 @@ def estimate_all(
     return Estimate(prediction, stepped, costs, models, times)
 
 
-def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
+def _times(costs: StageCosts, model: StageModel, slow: float, style: Style) -> StageTimes:
     """Times with cores to itself: the simulator slows what shares them, by communication too."""
     overlap = model.sync.overlap
     return StageTimes(
@@ -125,6 +127,7 @@ def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
         processes=costs.processes,
         programs=model.programs,
         overlap=Overlap(channel=overlap.channel) if slow > 1.0 else overlap,
+        blocks=style.blocking_sends,
     )
 
 
@@ -225,11 +228,19 @@ def _prediction(
     return Prediction(
         step_s=step_s,
         samples_per_s=plan.global_batch_size / step_s,
-        error_band=error_band(parts, bands_of(costs, models, owners[parts.rank])),
+        error_band=error_band(parts, bands_of(costs, models, owners[parts.rank]))
+        * _narrower(tables),
         source=worst_source([cost.cost.source for cost in costs]),
         stages=_stages(tables, plan, costs, models, stepped, hides),
         breakdown=parts,
     )
+
+
+def _narrower(tables: CostTables) -> float:
+    """What whole runs of the stack say of bands, where no profile says more; experts were not in
+    them."""
+    mixes = EXPERTS_TARGET in tables.graph.targets
+    return tables.run_as.band if tables.profile is None and not mixes else 1.0
 
 
 def _stages(

@@ -46,6 +46,9 @@ class StackMemory:
     stepping_apart: bool = False
     """What the step makes are tensors too large for blocks that activations leave: both stay
     reserved, until memory is short."""
+    gradients_apart: bool = False
+    """A rank's parts of gradients are made on a stream of their own, whose memory no other stream
+    gets: it stays reserved beside what is allocated at the peak, until memory is short."""
     in_place: bool = False
     """Collectives of replicas read gradients and write parameters where they lie, with no flat
     tensor beside them."""

@@ -36,10 +36,13 @@ _MEMORY = (
 )
 
 
-def memory_of(measured: Mapping[str, Any]) -> tuple[float | None, str]:
+def memory_of(measured: Mapping[str, Any], framework: str = "") -> tuple[float | None, str]:
+    """Returns what was measured, and what a table's words mean by it. torchtitan logs what is
+    reserved (components/metrics.py), whoever reads its logs (torchao's parse_torchtitan_logs.py)."""
     for key, unit, kind in _MEMORY:
         if key in measured:
-            return float(measured[key]) * unit, kind
+            logs_reserved = kind == "allocated" and "torchtitan" in framework
+            return float(measured[key]) * unit, "reserved" if logs_reserved else kind
     return None, ""
 
 

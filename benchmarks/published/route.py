@@ -16,7 +16,7 @@ import transformers
 from benchmarks.published.cuts import starts
 from benchmarks.published.measured import RowError
 from benchmarks.published.model_kinds import ModelKind, config_of
-from benchmarks.published.recipes import recompute_mode
+from benchmarks.published.recipes import core, per_op, recompute_mode
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
@@ -28,8 +28,10 @@ from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.variants import own_variants
+from meshwright.planner.problem.by_stage import recomputable
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.predict import settled
+from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import USUAL
 
 _SCHEDULES = {
@@ -91,7 +93,7 @@ def _peaks(memory: RankMemory) -> dict[str, float]:
 
 def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
     """RowError where the row has something that our plans have no word for."""
-    pins, cluster = pins_of(row), cluster_of(row)
+    pins, cluster = pins_of(row, stack), cluster_of(row)
     precision = precision_of(row, stack)
     known = style(stack.style)
     kernels = known.kernels
@@ -121,15 +123,30 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     mode, _ = recompute_mode(row.recompute)
     model = model_mesh({"cp": p.cp, "ep": ep, "tp": p.tp})
     plans = [
-        build_plan(problem, uniform_choice(
+        _as_kept(problem, mode, build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
             dp_replicate=dp // shard, zero=_zero(row, stack) if shard * p.cp * ep > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
             recompute="full" if mode == "full" else "none",
             cuts=starts(stack.cut(row, p.pp * p.vpp)) if p.pp > 1 else (),
-        )) for variant in _variants(asked.style, model, row.gbs)
+        ))) for variant in _variants(asked.style, model, row.gbs)
     ]  # fmt: skip
     return min(plans, key=_step_s)
+
+
+def _as_kept(problem: Problem, mode: str, plan: Plan) -> Plan:
+    """The plan whose layers keep what a row's recomputation of parts of layers does."""
+    of_layer = {"op": per_op, "core": core}.get(mode)
+    if of_layer is None:
+        return plan
+    graph, stages = problem.graph, []
+    for stage in plan.stages:
+        first, last = (problem.tables.block_index[name] for name in (stage.first, stage.last))
+        layers = recomputable(graph, graph.blocks[first : last + 1])
+        blocks = {block.pattern: block for block in graph.blocks if block.pattern in layers}
+        said = {pattern: of_layer(graph, block) for pattern, block in blocks.items()}
+        stages.append(replace(stage, saved=said) if all(said.values()) else stage)
+    return settled(problem, replace(plan, stages=tuple(stages)))
 
 
 def _zero(row: Row, stack: Stack) -> int:
@@ -199,7 +216,7 @@ def precision_of(row: Row, stack: Stack) -> str:
     return "bf16"
 
 
-def pins_of(row: Row) -> tuple[str, ...]:
+def pins_of(row: Row, stack: Stack) -> tuple[str, ...]:
     """What of the layout is no matter of meshes and stages."""
     p = row.parallel
     if row.gbs % (row.mbs * p.dp):
@@ -207,7 +224,9 @@ def pins_of(row: Row) -> tuple[str, ...]:
     mode, every = recompute_mode(row.recompute)
     if every > 1:
         raise RowError(f"recompute {row.recompute!r}")
-    kept = {"none": ("saved=none",), "full": ("saved=none",)}.get(mode, ("saved=selective",))
+    kept = ("saved=none",) if mode in ("none", "full") else ()
+    if mode == "core" and stack.flash:  # which parts, its stack says
+        kept = ("saved=selective",)
     kept += _experts_of(row)
     return (*kept, "prefetch=1") if p.zero == 3 and p.pp == 1 else kept
 

@@ -159,7 +159,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
     early = parallel.pp > 1 and not raw.get("after_pp_fix") and "nanotron" in context.name
     step_s = None if fits is False else step_of(raw, shape, gbs, seq, gpus)
     untimed = _untimed(raw, step_s, early, fits)
-    peak, kind = memory_of(part_of(raw, "measured"))
+    peak, kind = memory_of(part_of(raw, "measured"), str(common.get("framework") or ""))
     return Row(
         table=context.name,
         index=index,

@@ -32,6 +32,8 @@ _NANOTRON = Stack("nanotron", cut=by_cost, logs_first_stage=True)
 _TITAN = Stack("torchtitan", keeps_gathered=True)
 _TITAN_COMPILED = replace(_TITAN, style="torchtitan-compiled")
 _TITAN_2024 = replace(_TITAN, style="torchtitan-2024")
+_ASYNC = {"torchtitan-compiled": "torchtitan-async", "torchtitan-2024": "torchtitan-2024-async"}
+"""Styles, and the same with asynchronous tensor parallelism."""
 _MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1)
 _OLD_MEGATRON = replace(_MEGATRON, style="megatron-2021")
 _NEMO = Stack("nemo", sums_half=True)
@@ -80,7 +82,9 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     # torchtitan's docs/float8.md names torch.compile as required.
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
-        return _TITAN_2024 if re.search(r"\b2024\b", own) or not row.compiled else _TITAN_COMPILED
+        early = re.search(r"\b2024\b", own) or not row.compiled
+        found = _TITAN_2024 if early else _TITAN_COMPILED
+        return replace(found, style=_ASYNC[found.style]) if row.parallel.async_tp else found
     # Its gpt-oss has `attn: flex` (examples/llm_benchmark/gpt_oss).
     if stack is _AUTOMODEL and row.shape.window:
         return replace(stack, style="automodel-flex")
@@ -88,6 +92,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="bloom-async")
     if stack is _BLOOM and "fp32 gradients" in row.precision:
         return replace(stack, style="bloom-bf16", sums_half=False)
+    if stack is _MEGATRON and row.parallel.sp:
+        return replace(stack, style="megatron-2022-sequence")
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():

@@ -70,6 +70,10 @@ class BlockCost:
     """Gradients that the first half of a split backward keeps for the second."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
+    tail_s: float = 0.0
+    """Of the forward, what is not run again where a stack stops early (`Style.stops_early`)."""
+    comm_tail_s: float = 0.0
+    """Of it, communication."""
     remade_bytes: int = 0
     """What is made again, or made what it was, for the backward, beside `workspace_bytes`; it goes
     as what is kept does."""
@@ -110,17 +114,19 @@ class BlockCost:
 
     @cached_property
     def _recomputed(self) -> "BlockCost":
+        remade_s = max(0.0, self.forward_s - self.tail_s)
+        comm_remade_s = max(0.0, self.comm_forward_s - self.comm_tail_s)
         return replace(
             self,
             forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,
-            backward_input_s=self.backward_input_s + self.forward_s,
-            comm_backward_s=self.comm_backward_s + self.comm_forward_s,
-            again_s=self.forward_s - self.comm_forward_s,
+            backward_input_s=self.backward_input_s + remade_s,
+            comm_backward_s=self.comm_backward_s + comm_remade_s,
+            again_s=max(0.0, remade_s - comm_remade_s),
             saved_bytes=0,
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),
             remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
-            uncertain_s=self.uncertain_s * (1 + self.forward_s / max(1e-12, self._total_s)),
+            uncertain_s=self.uncertain_s * (1 + remade_s / max(1e-12, self._total_s)),
         )
 
 
@@ -253,6 +259,8 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         backward_weight_s=walk.clock.backward_weight_s,
         comm_forward_s=walk.clock.comm_forward_s,
         comm_backward_s=walk.clock.comm_backward_s,
+        tail_s=walk.clock.tail_s * walk.site.run_as.stops_early,
+        comm_tail_s=walk.clock.comm_tail_s * walk.site.run_as.stops_early,
         saved_bytes=sum(saved.values()),
         saved_inputs=tuple(entering),
         saved_outputs=tuple(leaving),
@@ -303,6 +311,8 @@ def at_links(cost: BlockCost, tape: Tape, site: StageSite) -> BlockCost:
         backward_weight_s=clock.backward_weight_s,
         comm_forward_s=clock.comm_forward_s,
         comm_backward_s=clock.comm_backward_s,
+        tail_s=clock.tail_s * site.run_as.stops_early,
+        comm_tail_s=clock.comm_tail_s * site.run_as.stops_early,
         source=worst_source([site.device.source, *clock.sources]),
         uncertain_s=clock.uncertain_s,
         behind_s=clock.behind_s,

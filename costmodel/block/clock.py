@@ -42,6 +42,12 @@ class BlockSums:
     """Collectives on model axes."""
     scattered_bytes: int = 0
     """Of whole values that forward reduce-scatters read."""
+    tail_s: float = 0.0
+    """Of the forward, what came after all that a backward needs was there (`need`); settled: by
+    which a forward is shorter that stops there."""
+    comm_tail_s: float = 0.0
+    """Of it, communication."""
+    tail_dispatch_s: float = 0.0
     behind_s: float = 0.0
     """What a forward leaves to the device once the CPU has dispatched all of it; settled."""
     uncertain_s: float = 0.0
@@ -68,10 +74,18 @@ class BlockSums:
         self.forward_dispatch_s += time.forward_dispatch_s
         self.input_dispatch_s += time.input_dispatch_s
         self.weight_dispatch_s += time.weight_dispatch_s
+        self.tail_s += time.forward_s
+        self.tail_dispatch_s += time.forward_dispatch_s
         self.uncertain_s += time.total_s * time.band
         self.sources.add(time.source)
 
+    def need(self) -> None:
+        """Note that a backward needs what the forward has made last."""
+        self.tail_s = self.comm_tail_s = self.tail_dispatch_s = 0.0
+
     def communicate(self, forward_s: float, backward_s: float, band: float) -> None:
+        self.tail_s += forward_s
+        self.comm_tail_s += forward_s
         self.forward_s += forward_s
         self.comm_forward_s += forward_s
         self.backward_input_s += backward_s
@@ -83,6 +97,7 @@ class BlockSums:
         """Add what the CPU takes to start so many collectives of a group."""
         each = launching.collective_s + launching.check_s * (ranks - 1)
         self.forward_dispatch_s += forward * each
+        self.tail_dispatch_s += forward * each
         self.input_dispatch_s += backward * each
         self.calls += forward + backward
 
@@ -99,11 +114,16 @@ class BlockSums:
         backward = max(0.0, dispatch - busy)
         part = self.input_dispatch_s / dispatch if dispatch else 0.0
         self.behind_s = max(0.0, busy_forward - self.forward_dispatch_s)
+        early_s = self.forward_s - self.tail_s
+        early_dispatch_s = self.forward_dispatch_s - self.tail_dispatch_s
+        early_s += max(0.0, early_dispatch_s - (0.0 if waits else early_s))
         self.forward_s += forward
+        self.tail_s = self.forward_s - early_s
         self.backward_input_s += backward * part
         self.backward_weight_s += backward * (1.0 - part)
         self.uncertain_s += SOURCE_BAND[device.source] * (forward + backward)
         self.forward_dispatch_s = self.input_dispatch_s = self.weight_dispatch_s = 0.0
+        self.tail_dispatch_s = 0.0
         self.calls = 0
 
     def _launch(self, launching: Launching) -> None:

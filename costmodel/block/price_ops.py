@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
-from meshwright.costmodel.block.sent import InnerSent, MoveSent
+from meshwright.costmodel.block.sent import NEEDED, InnerSent, MoveSent, Needed
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
@@ -128,7 +128,7 @@ class Walk(Trace):
             self.regathered[step.name] = line.size
         self._send(MoveSent(axis, whole, conversion, step.has_gradient))
 
-    def _send(self, sent: MoveSent | InnerSent) -> None:
+    def _send(self, sent: MoveSent | InnerSent | Needed) -> None:
         self.tape.append(sent)
         sent.tell(self.clock, self.site)
 
@@ -149,6 +149,9 @@ class Walk(Trace):
             time = OpTime(0.0, 0.0, 0.0, time.source, time.band)
         time = self._loss_of_stack(local, time)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
+        stops = self.site.run_as.stops_early
+        if stops and step.kept:
+            self._send(NEEDED)
         self._compute(time)
         if passes := passes_beside(multiplied, time, self.site.device, self.site.run_as):
             self._compute(passes)
@@ -156,6 +159,8 @@ class Walk(Trace):
             self._inside(step, local, time)
         for index in step.read_again:
             self._compute(gradient_sum(local.inputs[index].nbytes, self.site.device))
+        if stops and self._keeps_results(step):
+            self._send(NEEDED)
         self.flops += local.flops
         beside = least = 0
         if step.op_class is not OpClass.VIEW:
@@ -273,6 +278,15 @@ class Walk(Trace):
     def _inside_bytes(self, op: Op) -> int:
         draws_again = self.site.run_as.memory.draws_again
         return kept_inside_bytes(op, self.facts.graph.tensors, self.site.device, draws_again)
+
+    def _keeps_results(self, step: OpStep) -> bool:
+        """Whether the backward of an op needs what it makes, not only what it reads."""
+        if not step.has_gradient:
+            return False
+        roots = self.facts.roots
+        read = {roots[name] for name in step.op.inputs if name}
+        made = any(roots[kept.name] not in read for kept in step.kept)
+        return made or self._inside_bytes(step.op) > 0
 
     def _save(self, step: OpStep, share: float) -> None:
         """Note what autograd keeps of this op, each storage once."""

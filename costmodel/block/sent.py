@@ -31,6 +31,16 @@ class MoveSent(NamedTuple):
             _communicate(clock, site, axis, 0.0, forward_s, nbytes)
 
 
+class Needed(NamedTuple):
+    """Not sent, but as much part of a walk: a backward needs what was made so far."""
+
+    def tell(self, clock: BlockSums, site: StageSite) -> None:
+        clock.need()
+
+
+NEEDED = Needed()
+
+
 class InnerSent(NamedTuple):
     """What an op sends by itself. What it sends while it computes takes the longer."""
 

@@ -10,14 +10,16 @@ from math import ceil, prod
 
 from meshwright.costmodel.block.block import placements
 from meshwright.costmodel.block.price_ops import Walk, Where
-from meshwright.costmodel.comm.comm import send_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.crossing import Crossing, crossings, same_on_model
 from meshwright.ir.layout.layout import Axis, Placement, R, Shard, local_shape
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan, Stage
 
+_TENSOR = "tp"
 _Placed = tuple[tuple[str, Placement], ...]
 _Change = tuple[str, _Placed, _Placed]
 """A value, how it is placed, and how it is needed."""
@@ -41,6 +43,8 @@ class Borders:
     """One rank's part of what leaves, for one global batch on one data parallel rank."""
     fixed_bytes: int
     """The same of what does not depend on the batch."""
+    alike_bytes: int = 0
+    """Of `whole_bytes`, what ranks of tensor parallelism have alike."""
 
 
 _last: Memo[None, tuple[Plan, tuple[Borders, ...]]] = Memo()
@@ -85,7 +89,14 @@ def _of_stage(
     model = plan.stages[index].model
     parts = [_part(tables, n, c.layout, model) for n, c in crossing.items() if c.leaves(index)]
     whole, fixed = (sum(column) for column in zip(*parts, (0, 0), strict=True))
-    return Borders(tuple(_changes(tables, plan, index, crossing, named)), whole, fixed)
+    leaving = [c.layout for c in crossing.values() if c.leaves(index)]
+    alike = [
+        part[0]
+        for part, layout in zip(parts, leaving, strict=True)
+        if not isinstance(layout.get(_TENSOR, R), Shard)
+    ]
+    changes = tuple(_changes(tables, plan, index, crossing, named))
+    return Borders(changes, whole, fixed, sum(alike))
 
 
 def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tuple[int, int]:
@@ -190,5 +201,18 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
     # A source rank feeds several target ranks where the next stage splits tensors further.
     copies = max(1, ceil(target.model_size / source.model_size))
     sent = (found.whole_bytes * busiest + found.fixed_bytes) * copies
-    slowest = max(send_time(sent, link) for link in tables.links(source, target))
+    ranks = source.mesh.get(_TENSOR, 1)
+    in_parts = tables.run_as.parts_borders and ranks == target.mesh.get(_TENSOR, 1)
+    gathered = found.alike_bytes * busiest * copies if in_parts and ranks > 1 else 0.0
+    apart = sent - gathered + gathered / ranks
+    slowest = max([send_time(apart, link) for link in tables.links(source, target)])
+    if gathered:
+        slowest += collective_time(
+            Primitive.ALL_GATHER, round(gathered), _tensor_levels(tables, target)
+        )
     return slowest, round(sent)
+
+
+def _tensor_levels(tables: CostTables, stage: Stage) -> Levels:
+    levels = tables.model_levels(stage.devices[: stage.model_size], stage.model)
+    return levels[[axis for axis, _ in stage.model].index(_TENSOR)]

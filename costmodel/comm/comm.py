@@ -66,11 +66,11 @@ def group_levels(
         links = [
             cluster.link_of_nodes(nodes[0], n) for nodes in per_rack.values() for n in nodes[1:]
         ]
-        levels.append(Level(widest, _used_by(_slowest(links), users)))
+        levels.append(Level(widest, used_by(_slowest(links), users)))
     if len(per_rack) > 1:
         heads = [nodes[0] for nodes in per_rack.values()]
         links = [cluster.link_of_nodes(heads[0], head) for head in heads[1:]]
-        levels.append(Level(len(per_rack), _used_by(_slowest(links), users)))
+        levels.append(Level(len(per_rack), used_by(_slowest(links), users)))
     return tuple(levels)
 
 
@@ -79,8 +79,8 @@ def _slowest(links: Sequence[Link]) -> Link:
 
 
 @lru_cache(maxsize=1024)
-def _used_by(link: Link, users: int | None) -> Link:
-    """The link as each of `users` devices of a node sees it, where its port is shared."""
+def used_by(link: Link, users: int | None) -> Link:
+    """Returns the link as each of `users` devices of a node sees it, where its port is shared."""
     more = 1.0 if users is None else max(1.0, link.shared_by / users)
     return link if more == 1.0 else sped(link, more)
 

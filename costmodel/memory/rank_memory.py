@@ -64,6 +64,8 @@ def _rank_memory(
         beyond += tables.run_as.memory.reserved * allocated
         # An allocator gives back what is reserved apart when memory is short.
         apart = sum(models[i].memory.stack.apart for i in own)
+        if plan.num_microbatches == 1:  # else those of the micro-batch before are there
+            apart += sum(models[i].memory.stack.gradients_apart for i in own)
         apart += late_bytes(
             tables.run_as.memory.late, [b for i in own for b in costs[i].cost.blocks],
             len(table.rows), plan.num_microbatches,

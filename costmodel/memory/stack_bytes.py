@@ -41,6 +41,8 @@ class StackBytes(NamedTuple):
     """While the optimizer runs and what it has stepped is gathered."""
     apart: int = 0
     """Reserved beside all that is allocated at one time, until memory is short."""
+    gradients_apart: int = 0
+    """The same of a rank's parts of gradients, where they are not there at the peak anyway."""
 
 
 NO_BYTES = StackBytes()
@@ -48,7 +50,7 @@ NO_BYTES = StackBytes()
 
 def stack_bytes(habits: StackMemory, groups: Iterable[SteppedGroup]) -> StackBytes:
     """Returns what a stack holds of groups of parameters."""
-    always = stepping = apart = norms = 0.0
+    always = stepping = apart = norms = gradients = 0.0
     for exchange, trained, largest, shards, ranks in groups:
         parts = exchange.parts("optimizer", shards)
         is_whole = not exchange.is_split("parameters")
@@ -60,11 +62,13 @@ def stack_bytes(habits: StackMemory, groups: Iterable[SteppedGroup]) -> StackByt
             whole, part = habits.gathers
             stepping += trained * (whole + part / parts)
             apart += habits.gathers_flat * trained
+        if habits.gradients_apart and exchange.is_split("gradients"):
+            gradients += trained / exchange.parts("gradients", shards)
         norms = max(norms, habits.norms * min(largest, trained / parts))
     stepping += norms + habits.stepping_bytes
     if habits.stepping_apart:
-        return StackBytes(ceil(always), 0, ceil(stepping + apart))
-    return StackBytes(ceil(always), ceil(stepping), ceil(apart))
+        return StackBytes(ceil(always), 0, ceil(stepping + apart), ceil(gradients))
+    return StackBytes(ceil(always), ceil(stepping), ceil(apart), ceil(gradients))
 
 
 def late_bytes(

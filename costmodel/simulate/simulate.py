@@ -10,6 +10,7 @@ order of time (`costmodel.simulate.events`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshwright.costmodel.simulate.blocking import run_blocking
 from meshwright.costmodel.simulate.compiled_schedule import (
     HELD,
     LAST,
@@ -52,6 +53,8 @@ class StageTimes:
     """Copying what is offloaded of a forward to the host, and as long for fetching it again."""
     offload_bytes: int = 0
     """Of `saved_bytes`."""
+    blocks: bool = False
+    """Its messages keep both ends waiting."""
 
     def of(self, work: Work) -> float:
         match work:
@@ -104,7 +107,9 @@ def simulate(
             f"schedule {schedule.name!r} has {len(table.owners)} stages, the costs {len(stages)}"
         )
     times = _times(table, stages, cores, tuple(offsets), talking)
-    if cores == float("inf") and not detail and not any(times.offload_s):
+    if times.blocks and cores == float("inf"):
+        found = run_blocking(table, times)
+    elif cores == float("inf") and not detail and not any(times.offload_s):
         found = run_ahead(table, times)
     else:
         found = run_events(table, times, detail=detail)
@@ -128,6 +133,7 @@ def _times(
         send_s=tuple(s.send_s for s in stages),
         offload_s=tuple(s.offload_s for s in stages),
         processes=tuple(s.processes for s in stages),
+        blocks=any(s.blocks for s in stages),
         cores=cores,
         talking=talking,
         offsets=offsets or (0.0,) * len(table.rows),

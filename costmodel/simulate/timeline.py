@@ -24,6 +24,8 @@ class Times:
     talking: float
     offsets: tuple[float, ...]
     """Per pipeline rank."""
+    blocks: bool = False
+    """Messages keep both ends waiting."""
 
 
 class TimelineEntry(NamedTuple):

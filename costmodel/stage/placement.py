@@ -14,7 +14,6 @@ from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, HostShare
-from meshwright.ir.cluster.host import host_of
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo
@@ -138,7 +137,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
         packs=runs(tables, plan, index, "bucket"),
         updates=runs(tables, plan, index, "bucket_update"),
-        host=host_of(tables.cluster, tables.devices[spot.device]),
+        host=tables.hosts[spot.device],
     )
 
 

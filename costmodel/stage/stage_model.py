@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
+from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.block.overlap import NOTHING
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.stage_memory import StageMemory
@@ -253,7 +254,7 @@ def _block_times(
                 split_s=cost.split_s,
                 tensor_backward_s=cost.comm_backward_s
                 - hidden.backward_s
-                - again * hidden.remade_s,
+                - again * hidden.remade_s * _run_again(cost),
                 overhead_s=overheads.block_of(cost.no_grad_s is not None),
                 leaves_s=leaves_s,
                 returns_s=returns_s,
@@ -264,6 +265,11 @@ def _block_times(
             )
         found.append(known[key])
     return tuple(found)
+
+
+def _run_again(cost: BlockCost) -> float:
+    """Share of a forward's collectives that run where it is made again."""
+    return 1.0 - cost.comm_tail_s / cost.comm_forward_s if cost.comm_tail_s else 1.0
 
 
 def _with_rows(

@@ -55,6 +55,9 @@ class Style:
     """Share of the work beside collectives that really hides them."""
     regathers: bool = False
     """What sequence parallelism gathered is gathered again in the backward, not kept."""
+    stops_early: bool = False
+    """A block that is run again for its backward stops once all that the backward needs is there:
+    what comes after, such as a layer's last product and its sum, is not run twice."""
     chunks: bool = False
     """Collectives of tensor parallelism go in chunks beside the products that read or make the
     value."""
@@ -84,6 +87,11 @@ class Style:
     """Gradients are all-reduced over all replicas where ranks need a part of them only, too."""
     beside_replicas: bool = False
     """Replicas of shards agree block by block beside the last backward, not at its end."""
+    blocking_sends: bool = False
+    """Messages between stages keep both ends waiting, one after the other."""
+    parts_borders: bool = False
+    """Of what ranks of tensor parallelism have alike each sends a part to the next stage, whose
+    ranks gather it."""
     late: tuple[str, ...] = ()
     """Keys of the forms of synchronisation whose gradients leave after the last backward, not
     beside it."""
@@ -100,6 +108,10 @@ class Style:
     `auto`: where they are worth it."""
     pins: tuple[str, ...] = ZERO_ONLY
     """What it always does and has no choice of; a user's pins of the same decision go first."""
+    band: float = 1.0
+    """What steps of dense models are within, of what their parts' sources say: where whole runs of
+    the stack may be calibrated on, the conformal quantile of four fifths of them, of each table the
+    largest (`benchmarks.published --part calibration`)."""
     memory: StackMemory = NOTHING_MORE
     """What it holds beside what a plan says."""
     reference: str
@@ -114,6 +126,8 @@ class Style:
     def __post_init__(self) -> None:
         if not 0.0 < self.hides <= 1.0:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
+        if not 0.1 <= self.band <= 10.0:
+            raise PlanError(f"style: band is {self.band}; it must be from 0.1 to 10")
         if not 0.1 <= self.attention <= 10.0:
             raise PlanError(f"style: attention is {self.attention}; it must be from 0.1 to 10")
         if not all(0.0 <= seconds <= 1.0 for seconds in self.experts_cpu_s):

@@ -7,9 +7,12 @@ from meshwright.ir.styles import RESERVED, Style
 STYLE = Style(
     title="LLM Foundry",
     beside_replicas=True,
+    stops_early=True,
     libraries=2023,
     attention=1.9,
     kernels=("layer_norm", "cross_entropy"),
+    band=0.55,
     memory=StackMemory(reserved=RESERVED),
-    reference="llm-foundry: benchmarking/submit_benchmarks.py, models/mpt/modeling_mpt.py",
+    reference="llm-foundry: benchmarking/submit_benchmarks.py, models/mpt/modeling_mpt.py; "
+    "yamls/pretrain (activation_checkpointing_reentrant: false)",
 )

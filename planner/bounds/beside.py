@@ -119,6 +119,8 @@ def _least(costs: list[BlockCost]) -> BlockCost:
         comm_forward_s=max(cost.comm_forward_s for cost in costs),
         comm_backward_s=max(cost.comm_backward_s for cost in costs),
         no_grad_s=min(again),
+        tail_s=max(cost.tail_s for cost in costs),
+        comm_tail_s=min(cost.comm_tail_s for cost in costs),
         saved_bytes=min(cost.saved_bytes for cost in costs),
         workspace_bytes=min(cost.workspace_bytes for cost in costs),
         eased_bytes=max(cost.eased_bytes for cost in costs),

@@ -184,9 +184,9 @@ def test_what_plans_have_no_word_for_is_refused():
     with pytest.raises(RowError, match="not gated"):
         config_of(ModelKind(shape=row(model=GPT3 | {"moe": {"experts": 8}}).shape), 2048)
     with pytest.raises(RowError, match="not whole micro-batches"):
-        pins_of(replace(row(), gbs=63, mbs=2))
+        pins_of(replace(row(), gbs=63, mbs=2), stack_of(row()))
     with pytest.raises(RowError, match="second layer"):
-        pins_of(nanotron(8, recompute="selective: every second layer"))
+        pins_of(nanotron(8, recompute="selective: every second layer"), stack_of(nanotron(8)))
 
 
 def test_mixtures_of_experts_have_the_shapes_of_their_rows():
@@ -243,9 +243,9 @@ def test_groups_of_experts_are_ranks_of_the_replicas():
         placed = next(x for x in plan.layouts if x.name == layout).inputs[0]
         assert placed["ep"] == placed["dp"] == "S(0)"
     with pytest.raises(RowError, match="groups of 32 ranks for experts among 16"):
-        pins_of(mixture(ep=32))
+        pins_of(mixture(ep=32), stack_of(mixture(ep=32)))
     with pytest.raises(RowError, match="2 of 4 ranks of tensor parallelism share"):
-        pins_of(mixture(ep=4, tp=4, etp=2))
+        pins_of(mixture(ep=4, tp=4, etp=2), stack_of(mixture(ep=4)))
 
 
 def test_only_tables_of_our_own_have_rows_to_learn_from(tmp_path):
