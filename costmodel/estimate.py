@@ -13,7 +13,7 @@ from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.overheads import TALKING
 from meshwright.costmodel.simulate.compiled_schedule import table_of
-from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.costmodel.simulate.simulate import StageTimes, Together
 from meshwright.costmodel.simulate.step import (
     Ending,
     StepTimes,
@@ -23,6 +23,7 @@ from meshwright.costmodel.simulate.step import (
     take_step,
 )
 from meshwright.costmodel.simulate.timeline import Timeline
+from meshwright.costmodel.stage.courses import together
 from meshwright.costmodel.stage.early_recompute import early_models
 from meshwright.costmodel.stage.late import lagging_s, unhidden_s
 from meshwright.costmodel.stage.placement import (
@@ -86,7 +87,10 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     if table_of(schedule).early:
         models = early_models(tables, plan, models)
-    times = tuple(_times(c, m, slow) for c, m in zip(costs, models, strict=True))
+    beside = together(tables, schedule, costs) if schedule.pairs else {}
+    times = tuple(
+        _times(costs[i], models[i], slow, beside.get(i, {})) for i in indices
+    )  # fmt: skip
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)
@@ -114,7 +118,9 @@ def estimate_all(
     return Estimate(prediction, stepped, costs, models, times)
 
 
-def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
+def _times(
+    costs: StageCosts, model: StageModel, slow: float, beside: Mapping[int, Together]
+) -> StageTimes:
     """Times with cores to itself: the simulator slows what shares them, by communication too."""
     overlap = model.sync.overlap
     return StageTimes(
@@ -125,6 +131,7 @@ def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
         processes=costs.processes,
         programs=model.programs,
         overlap=Overlap(channel=overlap.channel) if slow > 1.0 else overlap,
+        together=beside,
     )
 
 
