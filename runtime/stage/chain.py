@@ -119,7 +119,9 @@ class Chain:
     def made(self) -> dict[str, Tensor]:
         """What is wanted of it, whole and without a graph."""
         found = {}
-        for name in self._wanted & self._parts.keys():
+        outputs = (name for link in self._links for name in link.call.outputs)
+        # What enters stays what it was: its gradient is that of a leaf of the stage.
+        for name in (name for name in outputs if name in self._wanted and name in self._parts):
             parts, dim = [part.detach() for part in self._parts[name]], self._dims[name]
             assert dim is not None
             found[name] = torch.cat(parts, dim) if len(parts) > 1 else parts[0]
