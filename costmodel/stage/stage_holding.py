@@ -60,6 +60,7 @@ def stage_memory_of(
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs),
+        stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
         groups=tuple(
             MemoryGroup(
@@ -84,6 +85,15 @@ def _slots(costs: StageCosts, parts: Parts, held: Sequence[BlockParams]) -> Slot
             for part, own in zip(parts, held, strict=True)
         ]),
     )  # fmt: skip
+
+
+def _stops(costs: StageCosts) -> tuple[tuple[int, int], ...]:
+    found = []
+    for cut, mode in zip(costs.cuts, costs.modes, strict=bool(costs.cuts)):
+        ahead = sum(map(bool, cut.phases.sent)) if cut else 0
+        back = sum(map(bool, cut.phases.sent_back)) if cut else 0
+        found.append((ahead, back + ahead * (mode is True)))
+    return tuple(found)
 
 
 def _temporary(
