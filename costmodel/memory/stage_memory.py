@@ -53,6 +53,15 @@ class SlotBytes:
     """Of all parameters, gradients as blocks make them."""
 
 
+class Stops(NamedTuple):
+    """How often a block waits for a collective, so that the action beside it goes on."""
+
+    ahead: int
+    again: int
+    """In a forward that is made again."""
+    back: int
+
+
 class Holding(Protocol):
     """What a stage holds over a step, as far as the course of it goes."""
 
@@ -125,9 +134,8 @@ class StageMemory:
     blocks: tuple[BlockMemory, ...]
     slots: SlotBytes | None = None
     """What stays where calls are recorded: nothing that they save is given back then."""
-    stops: tuple[tuple[int, int], ...] = ()
-    """Where actions run together with others, how often each block waits for a collective, forward
-    and backward: the other action goes on then."""
+    stops: tuple[Stops, ...] = ()
+    """Of each block, where actions run together with others."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)

@@ -6,7 +6,7 @@ from math import ceil
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
-from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory, Stops
 from meshwright.costmodel.ops.optimizer import temporary_bytes
 from meshwright.costmodel.stage.buckets import BlockParams, Tied, buckets
 from meshwright.costmodel.stage.placement import StageCosts
@@ -87,12 +87,12 @@ def _slots(costs: StageCosts, parts: Parts, held: Sequence[BlockParams]) -> Slot
     )  # fmt: skip
 
 
-def _stops(costs: StageCosts) -> tuple[tuple[int, int], ...]:
+def _stops(costs: StageCosts) -> tuple[Stops, ...]:
     found = []
     for cut, mode in zip(costs.cuts, costs.modes, strict=bool(costs.cuts)):
         ahead = sum(map(bool, cut.phases.sent)) if cut else 0
         back = sum(map(bool, cut.phases.sent_back)) if cut else 0
-        found.append((ahead, back + ahead * (mode is True)))
+        found.append(Stops(ahead, ahead * (mode is True), back))
     return tuple(found)
 
 
