@@ -13,7 +13,7 @@ from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.overheads import TALKING
 from meshwright.costmodel.simulate.compiled_schedule import table_of
-from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.costmodel.simulate.simulate import StageTimes, Together
 from meshwright.costmodel.simulate.step import (
     Ending,
     StepTimes,
@@ -23,6 +23,7 @@ from meshwright.costmodel.simulate.step import (
     take_step,
 )
 from meshwright.costmodel.simulate.timeline import Timeline
+from meshwright.costmodel.stage.courses import together
 from meshwright.costmodel.stage.early_recompute import early_models
 from meshwright.costmodel.stage.late import lagging_s, unhidden_s
 from meshwright.costmodel.stage.placement import (
@@ -88,7 +89,10 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     if table_of(schedule).early:
         models = early_models(tables, plan, models)
-    times = tuple(_times(c, m, slow, tables.run_as) for c, m in zip(costs, models, strict=True))
+    beside = together(tables, schedule, costs) if schedule.pairs else {}
+    times = tuple(
+        _times(costs[i], models[i], slow, beside.get(i, {}), tables.run_as) for i in indices
+    )
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)
@@ -116,7 +120,13 @@ def estimate_all(
     return Estimate(prediction, stepped, costs, models, times)
 
 
-def _times(costs: StageCosts, model: StageModel, slow: float, style: Style) -> StageTimes:
+def _times(
+    costs: StageCosts,
+    model: StageModel,
+    slow: float,
+    beside: Mapping[int, Together],
+    style: Style,
+) -> StageTimes:
     """Times with cores to itself: the simulator slows what shares them, by communication too."""
     overlap = model.sync.overlap
     return StageTimes(
@@ -127,6 +137,7 @@ def _times(costs: StageCosts, model: StageModel, slow: float, style: Style) -> S
         processes=costs.processes,
         programs=model.programs,
         overlap=Overlap(channel=overlap.channel) if slow > 1.0 else overlap,
+        together=beside,
         blocks=style.blocking_sends,
     )
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from meshwright.codegen.collectives.line import TRAVEL
 from meshwright.codegen.lower.lower import lower
-from meshwright.costmodel.block.overlap import _phases
+from meshwright.costmodel.block.overlap import phases_of
 from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -149,7 +149,7 @@ def test_one_half_computes_while_tokens_of_the_other_travel() -> None:
     walk = problem.tables.blocks.walk(block, layout, costs.spot)
     (legs,) = walk.travels.values()
     assert [leg.axis for leg in legs] == ["ep", "tp"]
-    priced = [seconds > 0 for seconds in _phases(walk).sent]
+    priced = [seconds > 0 for seconds in phases_of(walk).sent]
     run = [any(m.sends_forward for m in phase.moves) for phase in phases[1:]]
     assert priced == run[: len(priced)] and not any(run[len(priced) :])
     assert problem.tables.blocks.parts(block, layout, costs.spot) == 2

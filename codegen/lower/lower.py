@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from torch.fx import GraphModule
+
 from meshwright.codegen.emit.emit import stage_source
 from meshwright.codegen.lower.builder import Builder
 from meshwright.codegen.lower.joint import skipped, spots_of
@@ -14,7 +16,7 @@ from meshwright.codegen.lower.stage_context import Where, label_of, parsed, stra
 from meshwright.codegen.lower.stored import param_of, stored_layouts
 from meshwright.codegen.passes.compiled import compiled
 from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
-from meshwright.codegen.passes.piped import in_halves
+from meshwright.codegen.passes.piped import in_halves, in_phases
 from meshwright.codegen.passes.taps import tap
 from meshwright.forms.folding import folded_groups
 from meshwright.forms.retention import whole_form
@@ -27,6 +29,7 @@ from meshwright.ir.layout.layout import RP, Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.samples import sample_axes
 from meshwright.ir.plan.bag_problems import bag_problems
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import HALVING, Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
@@ -71,6 +74,7 @@ def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
         params=_params(at, everything, stored),
         loss=at.graph.loss if is_last else "",
         source="",
+        paired=at.stage in paired_stages(at.plan),
     )
     return replace(program, source=stage_source(program, at))
 
@@ -199,14 +203,18 @@ def _overlapped(
     code: BlockCode,
 ) -> BlockCode:
     """The code with what the stage's `overlap` asks for, where the block allows it."""
+
+    def again(there: Where) -> GraphModule:
+        return _code(there, block, known, stored, outputs).module
+
+    if at.stage in paired_stages(at.plan):
+        phases = in_phases(at, block, outputs, again)
+        return replace(code, halves=phases) if phases else code
     level = at.plan.stages[at.stage].overlap
     if level == "none":
         return code
     if level in HALVING:
-        halves = in_halves(at, block, known, outputs, lambda there: _code(
-            there, block, known, stored, outputs
-        ).module)  # fmt: skip
-        if halves:
+        if halves := in_halves(at, block, known, outputs, again):
             return replace(code, halves=halves)
     if at.plan.stages[at.stage].keeping(block):
         return code  # ops that are kept or made again one by one are no parts of a call

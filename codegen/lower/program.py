@@ -111,6 +111,8 @@ class StageProgram:
     """Name of the loss, a summand on dp; empty except in the last stage."""
     source: str
     """The same as readable Python."""
+    paired: bool = False
+    """Its actions run together with those of another stage, in turns."""
 
     @property
     def needs_others(self) -> bool:

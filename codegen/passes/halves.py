@@ -7,6 +7,7 @@ order of forward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -179,6 +180,16 @@ def take_turns(comm: Comm, first: int, turns: Mapping[int, Turns]) -> None:
             if next(turn, True):
                 del left[half]
     comm.sample_offset = offset
+
+
+def within(context: Callable[[], AbstractContextManager[None]], turns: Turns) -> Turns:
+    """Turns each of which is taken inside a context that nobody else's is in."""
+    while True:
+        with context():
+            over = next(turns, True)
+        if over:
+            return
+        yield
 
 
 def gradient(leaves: Sequence[Tensor], dim: int | None) -> Tensor | None:

@@ -33,9 +33,23 @@ def in_halves(
     if halves := _cut_in_two(at, block, known, outputs, module):
         return halves
     together = module(at)
-    if not step_by_step(together):
-        return None
-    found = cut(together, len(block.params))
+    return _together(at, block, outputs, together) if step_by_step(together) else None
+
+
+def in_phases(
+    at: Where, block: Block, outputs: Sequence[Layout], module: Callable[[Where], fx.GraphModule]
+) -> Halves | None:
+    """The block on all its samples, cut where it waits for a collective: something of another
+    micro-batch can be beside that. None where it waits for none."""
+    together = module(at)
+    step_by_step(together)
+    return _together(at, block, outputs, together)
+
+
+def _together(
+    at: Where, block: Block, outputs: Sequence[Layout], module: fx.GraphModule
+) -> Halves | None:
+    found = cut(module, len(block.params))
     shares = at.axes["dp"].shares
     count = shares[at.coordinates["dp"]] if shares else 0
     if not _is_worth(found):

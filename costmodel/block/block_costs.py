@@ -25,6 +25,7 @@ from meshwright.costmodel.block.overlap import (
     is_worth,
     turns_of,
 )
+from meshwright.costmodel.block.paired import Cut, cut_of
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
 from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import Levels
@@ -152,6 +153,7 @@ class BlockCosts:
         self._routing: dict[_Id, Hidden] = {}
         self._sampled: dict[str, tuple[str, ...]] = {}
         """Layout -> the axes that split samples as dp does."""
+        self._cuts: dict[_Id, Cut | None] = {}
         self._halvable: dict[_Axes, tuple[bool, bool]] = {}
         """Whether blocks run on halves, if they have several samples, or on all together."""
         self._times: dict[tuple[object, ...], list[OpTime]] = {}
@@ -254,6 +256,15 @@ class BlockCosts:
         if at not in self._routing:
             self._routing[at] = routing_saves(self.walk(block, layout, spot))
         return self._routing[at]
+
+    def cut(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Cut | None:
+        """The block on all its samples, cut where it waits for collectives; None: it waits for
+        none beside which something may be."""
+        at = self._id(block, layout, spot)
+        if at not in self._cuts:
+            walk = self.walk(block, layout, spot)
+            self._cuts[at] = cut_of(walk) if is_worth(walk) else None
+        return self._cuts[at]
 
     def chained(
         self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: BlockSpot

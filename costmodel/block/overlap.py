@@ -183,7 +183,7 @@ class WalkTurns(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Phases:
+class Phases:
     """Seconds of each phase of a half, and of the collectives after it."""
 
     forward: list[float]
@@ -250,10 +250,10 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     """Per block of a run of them, on two halves that go on from one to the next."""
     # Equal blocks share their walks.
     single = {id(w): w for w in (*walks, *(half for pair in halves for half in pair))}
-    known = {key: _phases(walk) for key, walk in single.items()}
+    known = {key: phases_of(walk) for key, walk in single.items()}
     whole = [known[id(walk)] for walk in walks]
     parts = [[known[id(half)] for half in pair] for pair in halves]
-    slow = slowing(walks[0], *(move for walk in single.values() for move in _moves(walk)))
+    slow = slowing(walks[0], *(move for walk in single.values() for move in moves_of(walk)))
     lines = [_in_a_row(line) for line in zip(*parts, strict=True)]
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
@@ -285,7 +285,8 @@ def in_halves_s(
     )
 
 
-def _moves(walk: Walk) -> list[PricedMove]:
+def moves_of(walk: Walk) -> list[PricedMove]:
+    """Conversions of what is not a parameter."""
     return [m for m in walk.trail if isinstance(m, PricedMove) and not _of_params(walk, m)]
 
 
@@ -295,7 +296,7 @@ def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
     `codegen.passes.piped` decides."""
     moved = [
         (move, {move.conversion.forward, move.conversion.backward})
-        for move in _moves(walk)
+        for move in moves_of(walk)
         if move.size > 1
     ]
     if any(move.axis in own and kinds != {Primitive.IDENTITY} for move, kinds in moved):
@@ -304,7 +305,7 @@ def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
     return bool(sent or walk.travels) and all(move.axis != "dp" for move in sent)
 
 
-def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
+def _hidden_s(lines: Sequence[Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
     """Of collectives that take `sent_s` where nothing is beside them."""
     took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
     return sent_s - (took_s - sum(p.backward_s if back else p.forward_s for p in lines))
@@ -314,9 +315,9 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
+def _in_a_row(parts: Sequence[Phases]) -> Phases:
     """The phases of one block after those of another."""
-    found = _Phases([], [], [], [])
+    found = Phases([], [], [], [])
     for part in parts:
         lists = part.lists
         length = max(map(len, lists))
@@ -398,11 +399,11 @@ def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
     return _computed(times, turns).computing
 
 
-def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
+def _computed(times: Sequence[OpTime], turns: WalkTurns) -> Phases:
     """Phases without collectives."""
     count = 1 + max(turns.ops, default=-1)
     forward, backward, beside, beside_back = ([0.0] * count for _ in range(4))
-    found = _Phases(forward, backward, [], [], beside, beside_back)
+    found = Phases(forward, backward, [], [], beside, beside_back)
     for time, phase, is_beside in zip(times, turns.ops, turns.beside, strict=True):
         (beside if is_beside else forward)[phase] += time.forward_s
         back_s = time.backward_input_s + time.backward_weight_s
@@ -412,7 +413,8 @@ def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
     return found
 
 
-def _phases(walk: Walk) -> _Phases:
+def phases_of(walk: Walk) -> Phases:
+    """Those of a block on its samples."""
     turns = turns_of(walk)
     found = _computed(walk.times, turns)
     steps = [entry for entry in walk.trail if isinstance(entry, PricedOp)]
@@ -474,9 +476,9 @@ def _at(seconds: list[float], phase: int, more_s: float) -> None:
     seconds[phase] += more_s
 
 
-def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
+def _turns(parts: Sequence[Phases], *, back: bool) -> Iterator[Step]:
     """Both halves, each as far as its next collective, in turn."""
-    left = [_half(part, 10**6 * n, back) for n, part in enumerate(parts)]
+    left = [half_steps(part, 10**6 * n, back) for n, part in enumerate(parts)]
     while left:
         for half in list(left):
             turn = next(half, None)
@@ -486,7 +488,8 @@ def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
                 yield from turn
 
 
-def _half(part: _Phases, job: int, back: bool) -> Iterator[list[Step]]:
+def half_steps(part: Phases, job: int, back: bool) -> Iterator[list[Step]]:
+    """What it does, as far as each collective that it begins, and then to its end."""
     if back:
         lists = part.backward, part.sent_back, part.beside_back
     else:

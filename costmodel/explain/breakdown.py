@@ -73,6 +73,11 @@ def _spent(table: Table, stages: Sequence[StageTimes], rank: int, busy_s: float)
             spent[what] += count * seconds
         for what, seconds in program.jobs_by_what.items():
             jobs[what] += count * seconds
+    for position in table.rows[rank]:
+        if position in table.together:
+            ahead, back = table.items[position], table.items[position + 1]
+            hidden = stages[ahead.stage].together.get(back.stage)
+            spent["tensor"] -= hidden.seconds if hidden else 0.0
     return _stretched(spent, jobs, busy_s)
 
 

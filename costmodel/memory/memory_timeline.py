@@ -7,9 +7,15 @@ to the host and back does it matter when.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from meshwright.costmodel.memory.pair_memory import pair_rise
 from meshwright.costmodel.memory.stage_memory import NOTHING, Bytes, Holding, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, Table, W
 from meshwright.costmodel.simulate.timeline import Timeline
+
+Beside = tuple[int, int]
+"""Of a forward that runs together with a backward: the place of that one's stage among the rank's,
+and its kind; (0, -1): of that backward, when both are over."""
+OVER: Beside = (0, -1)
 
 
 class Moment(NamedTuple):
@@ -29,6 +35,7 @@ class Moment(NamedTuple):
     """No backward of the stage has ended."""
     whole: bool
     """Of its micro-batch all was kept, or has been made again."""
+    beside: "Beside" = (-1, -1)
 
 
 class Point(NamedTuple):
@@ -55,9 +62,9 @@ def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
 
 def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
     """Those that no other of the same action holds as much as, of everything."""
-    groups: dict[tuple[int, int, bool, bool], list[Moment]] = {}
+    groups: dict[tuple[object, ...], list[Moment]] = {}
     for moment in dict.fromkeys(walked):
-        kept = groups.setdefault((moment.stage, moment.kind, moment.first, moment.whole), [])
+        kept = groups.setdefault(moment[3:], [])
         if not any(_covers(other, moment) for other in kept):
             kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
     return tuple(moment for kept in groups.values() for moment in kept)
@@ -92,7 +99,14 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
         in_flight[at] += plain == F
         halved[at] += plain & 3 == I
         there = (stage, microbatch) in whole
-        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, not begun[at], there)
+        first, beside = not begun[at], (-1, -1)
+        if position in table.together:
+            other = table.items[position + 1]
+            beside = place[other.stage], other.kind
+            first = not begun[beside[0]]
+        elif position - 1 in table.together:
+            beside = OVER
+        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, first, there, beside)
         halved[at] -= plain == W
         if plain in (B, B + HELD, W):
             in_flight[at + count * there] -= 1
@@ -121,11 +135,12 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
     if table.early:
         saved += [s.kept_saved for s in own]
         begun, halved = begun + [0] * len(own), halved + [0] * len(own)
-    rises: dict[tuple[int, int, bool, bool], Bytes] = {}
-    for in_flight, between, on, stage, kind, first, whole in moments(table)[rank]:
-        key = stage, kind, first, whole
+    rises: dict[tuple[object, ...], Bytes] = {}
+    for moment in moments(table)[rank]:
+        in_flight, between, on, *_ = moment
+        key = moment[3:]
         if key not in rises:
-            rises[key] = rise(own[stage], kind, first, whole).plus(always)
+            rises[key] = _rise(own, moment).plus(always)
         gradients, activations, communication, workspace = rises[key]
         for place, count in enumerate(in_flight):
             activations += count * saved[place] + between[place] * halved[place]
@@ -154,6 +169,17 @@ def end(own: Sequence[StageMemory]) -> Bytes:
     busiest = max(ends, key=lambda b: b.communication + b.workspace, default=NOTHING)
     gradients = sum(b.gradients for b in ends) + sum(s.always.gradients for s in own)
     return Bytes(gradients, 0, busiest.communication, busiest.workspace)
+
+
+def _rise(own: Sequence[StageMemory], moment: Moment) -> Bytes:
+    """Most within an action, or a pair, beside what is in flight."""
+    stage, (other, kind) = own[moment.stage], moment.beside
+    if moment.beside == OVER:
+        return Bytes(activations=-stage.saved)
+    if kind < 0:
+        return rise(stage, moment.kind, moment.first, moment.whole)
+    both = pair_rise(stage, own[other], first=moment.first, last=kind >= LAST)
+    return both.plus(Bytes(activations=-stage.saved))
 
 
 def rise(stage: Holding, kind: int, first: bool, whole: bool) -> Bytes:

@@ -54,6 +54,15 @@ class SlotBytes:
     """Of all parameters, gradients as blocks make them."""
 
 
+class Stops(NamedTuple):
+    """How often a block waits for a collective, so that the action beside it goes on."""
+
+    ahead: int
+    again: int
+    """In a forward that is made again."""
+    back: int
+
+
 class Holding(Protocol):
     """What a stage holds over a step, as far as the course of it goes."""
 
@@ -130,6 +139,8 @@ class StageMemory:
     """What is on its way to the host by the plan's times: in the first backward, and in others."""
     on_time: bool = False
     """Whether that is taken, and not all that may be."""
+    stops: tuple[Stops, ...] = ()
+    """Of each block, where actions run together with others."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
@@ -176,7 +187,7 @@ class StageMemory:
     @cached_property
     def forward(self) -> Bytes:
         """Most within a forward, beside what is in flight before it."""
-        return _most(self._forward())
+        return _most([rise for _, rise in self.forward_rises()])
 
     @cached_property
     def halving(self) -> Bytes:
@@ -209,7 +220,8 @@ class StageMemory:
             return self.kept.backward(first=first, last=last)
         found = self._backwards.get((first, last))
         if found is None:
-            found = self._backwards[first, last] = _most(self._backward(first, last))
+            rises = [rise for _, rise in self.backward_rises(first, last)]
+            found = self._backwards[first, last] = _most(rises)
         return found
 
     @cached_property
@@ -246,17 +258,19 @@ class StageMemory:
             return group.part(nbytes)
         return nbytes + (group.part(nbytes) if waits else nbytes)
 
-    def _forward(self) -> list[_Rise]:
-        found, saved, late = [], 0, sum([group.late for group in self.groups])
+    def forward_rises(self) -> list[tuple[int, _Rise]]:
+        """What it rises by within a forward, block by block."""
+        found: list[tuple[int, _Rise]] = []
+        saved, late = 0, sum([group.late for group in self.groups])
         ahead = self._gathered(1)
         for index, block in enumerate(self.blocks):
             whole = late
             if ahead:
                 arriving, whole = ahead[index][0] + late, ahead[index][1] + late
-                found.append((0, saved, arriving, 0))
+                found.append((index, (0, saved, arriving, 0)))
             workspace = block.forward - block.saved
             saved += block.saved
-            found.append((0, saved, whole, workspace))
+            found.append((index, (0, saved, whole, workspace)))
         return found
 
     def _remaking(self) -> list[_Rise]:
@@ -286,9 +300,10 @@ class StageMemory:
             for whole in [sum([there[i] for _, there in lines])]
         ]
 
-    def _backward(self, first: bool, last: bool) -> list[_Rise]:
-        """What has been freed, and what each group's gradients and messages take meanwhile."""
-        found: list[_Rise] = []
+    def backward_rises(self, first: bool, last: bool) -> list[tuple[int, _Rise]]:
+        """What has been freed, and what each group's gradients and messages take meanwhile, block
+        by block."""
+        found: list[tuple[int, _Rise]] = []
         gives_back = self.slots is None
         freed = self.border * gives_back  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
@@ -312,7 +327,7 @@ class StageMemory:
             if ahead:
                 arriving, gathered = ahead[index]
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
-                found.append((whole, -freed, arriving + moving, 0))
+                found.append((index, (whole, -freed, arriving + moving, 0)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
             needs = block.workspace - block.late * come
@@ -329,13 +344,13 @@ class StageMemory:
                 workspace = max(0, workspace - self.border)
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
-            found.append((whole, -freed, gathered + moving, workspace))
+            found.append((index, (whole, -freed, gathered + moving, workspace)))
             freed += block.saved * gives_back
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
-                        found.append((whole, -freed, moving, 0))
+                        found.append((index, (whole, -freed, moving, 0)))
                     if group.overtakes:
                         for other in groups:
                             other.overtaken()

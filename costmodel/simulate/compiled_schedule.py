@@ -55,6 +55,17 @@ class Table:
     """(source rank, target rank)."""
     owners: tuple[int, ...]
     """Stage -> pipeline rank."""
+    together: frozenset[int] = frozenset()
+    """Positions of actions that run together with the next one of their rank."""
+
+    @cached_property
+    def units(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """`rows`, with those together that run together."""
+        return tuple(
+            tuple((p, p + 1) if p in self.together else (p,)
+                  for p in row if p - 1 not in self.together)
+            for row in self.rows
+        )  # fmt: skip
 
     @cached_property
     def receivers(self) -> tuple[int, ...]:
@@ -161,6 +172,12 @@ class _Compiler:
         """Key of a need -> position of the action that meets it."""
         self.waiting: dict[int, int] = {}
         self.pairs: dict[tuple[int, int], int] = {}
+        self.paired = {
+            (rank, head)
+            for rank, row in enumerate(schedule.ranks if schedule.pairs else ())
+            for head in range(len(row)) if row[head : head + 2] in schedule.pairs
+        }  # fmt: skip
+        self.together: set[int] = set()
 
     def table(self) -> Table:
         ready = list(range(len(self.rows) - 1, -1, -1))
@@ -179,6 +196,7 @@ class _Compiler:
             tuple(map(tuple, self.positions)),
             tuple(self.pairs),
             tuple(self.owners),
+            frozenset(self.together),
         )
 
     def _advance(self, rank: int, ready: list[int]) -> None:
@@ -188,6 +206,10 @@ class _Compiler:
         while head < len(row):
             stage, kind, microbatch = row[head]
             source, border, pair = -1, -1, -1
+            if (rank, head) in self.paired:
+                if not self._can_begin(rank, head):
+                    break
+                self.together.add(len(items))
             # The order of its own row covers the rest (`check_schedule`).
             backward = kind & 3 in (B, I)
             forward = kind in (F, K)
@@ -212,3 +234,14 @@ class _Compiler:
             items.append(Item(rank, stage, kind, microbatch, source, border, pair))
             head += 1
         self.heads[rank] = head
+
+    def _can_begin(self, rank: int, head: int) -> bool:
+        """Whether both actions of a pair have what they need; else the rank waits for that."""
+        for stage, kind, microbatch in self.rows[rank][head : head + 2]:
+            backward = kind & 3 in (B, I)
+            if (stage < self.last) if backward else stage:
+                need = 2 * (stage * self.count + microbatch) + backward
+                if need not in self.made:
+                    self.waiting[need] = rank
+                    return False
+        return True

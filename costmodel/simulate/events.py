@@ -10,10 +10,10 @@ shared they are work to others as computing is.
 from heapq import heappop, heappush
 
 from meshwright.costmodel.comm.ports import Ports
-from meshwright.costmodel.simulate.compiled_schedule import B, F, I, Item, Table
+from meshwright.costmodel.simulate.compiled_schedule import NUM_KINDS, B, F, I, Item, Table
 from meshwright.costmodel.simulate.rank_state import ChannelJob, Process, RankState
 from meshwright.costmodel.simulate.timeline import Logged, Ran, Times
-from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Step
+from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Program, Step
 
 
 def run_events(table: Table, times: Times, *, detail: bool) -> Ran:
@@ -110,21 +110,35 @@ class _Events:
             yield
             self._demand(-busy)
         self._ask(row[0])
-        for index, position in enumerate(row):
-            if index + 1 < len(row):
-                self._ask(row[index + 1])  # one ahead of need
-            item = self.table.items[position]
-            if item.source >= 0 and position not in self.arrived:
-                self.waiting[position] = rank
-                yield
-            yield from self._fetch(rank, position, item)
-            self.ran.starts[position] = self.now
+        units = self.table.units[rank.number]
+        for unit, following in zip(units, [*units[1:], ()], strict=True):
+            for ahead in following:
+                self._ask(ahead)  # one ahead of need
+            for position in unit:
+                item = self.table.items[position]
+                if item.source >= 0 and position not in self.arrived:
+                    self.waiting[position] = rank
+                    yield
+                yield from self._fetch(rank, position, item)
+            item = self.table.items[unit[0]]
+            self.ran.starts[unit[0]] = self.now
             rank.processes = self.times.processes[item.stage]
             rank.overlap = self.times.overlaps[item.stage]
-            yield from self._play(rank, self.times.programs[item.stage][item.kind].steps)
-            self._end_action(position, item)
+            yield from self._play(rank, self._program(unit).steps)
+            for position in unit[1:]:
+                self.ran.starts[position] = self.now
+            for position in unit:
+                self._end_action(position, self.table.items[position])
         self._settle(rank)
         self.ran.channels[rank.number] = rank.state()
+
+    def _program(self, unit: tuple[int, ...]) -> Program:
+        """What an action does, or two together."""
+        items = [self.table.items[position] for position in unit]
+        if len(items) == 1:
+            return self.times.programs[items[0].stage][items[0].kind]
+        first, second = (NUM_KINDS * item.stage + item.kind for item in items)
+        return self.times.pairs[first, second]
 
     def _end_action(self, position: int, item: Item) -> None:
         self.ran.ends[position] = self.now

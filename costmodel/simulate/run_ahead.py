@@ -25,6 +25,7 @@ class _Ahead:
         count = len(table.items)
         self.ran = Ran([0.0] * count, [0.0] * count, [IDLE] * len(table.rows))
         self.played: dict[tuple[int, ChannelState], tuple[float, ChannelState]] = {}
+        self.pairs: dict[tuple[tuple[int, int], ChannelState], tuple[float, ChannelState]] = {}
         plain: list[float] = []
         for programs in times.programs:
             plain += [-1.0 if p.uses_channel else p.own_s for p in programs]
@@ -43,7 +44,8 @@ class _Ahead:
 
     def run(self) -> Ran:
         table, send_s = self.table, self.times.send_s
-        ranks = [self._run(rank) for rank in range(len(table.rows))]
+        run = self._run_units if table.together else self._run
+        ranks = [run(rank) for rank in range(len(table.rows))]
         sending, getting = [0.0] * len(ranks), [0.0] * len(ranks)
         for rank in ranks:
             next(rank, None)
@@ -95,6 +97,54 @@ class _Ahead:
                     time = first if first > free else free
                     heappush(ready, (int(time * per_s + 0.5), receiver, time))
         self.ran.channels[rank] = channel
+
+    def _run_units(self, rank: int) -> Iterator[None]:
+        """The same where some actions run together: both wait for what either needs."""
+        items, ran, receivers = self.table.items, self.ran, self.table.receivers
+        free, channel = self.times.offsets[rank], IDLE
+        units = self.table.units[rank]
+        for unit, following in zip(units, [*units[1:], ()], strict=True):
+            for ahead in following:
+                if items[ahead].source >= 0:
+                    self._meet(ahead, free)
+            start = free
+            for position in unit:
+                if items[position].source >= 0:
+                    if self.arrived[position] < 0.0:
+                        self.waits_at[rank] = position
+                        yield
+                    start = max(start, self.arrived[position])
+            codes = [NUM_KINDS * items[p].stage + items[p].kind for p in unit]
+            state = aged(channel, start - free)
+            if len(unit) == 1:
+                seconds, channel = self._play(codes[0], state)
+            else:
+                seconds, channel = self._play_pair((codes[0], codes[1]), state)
+            ran.starts[unit[0]], free = start, start + seconds
+            ran.ends[unit[0]] = free
+            for position in unit[1:]:
+                ran.starts[position] = ran.ends[position] = free
+            for position in unit:
+                if receivers[position] >= 0:
+                    self._meet(receivers[position], free)
+        ran.channels[rank] = channel
+
+    def _meet(self, position: int, now: float) -> None:
+        """A message has been made or asked for: it is ready when both are done."""
+        if (first := self.met[position]) < 0.0:
+            self.met[position] = now
+        else:
+            time = max(first, now)
+            heappush(self.ready, (int(time * self.per_s + 0.5), position, time))
+
+    def _play_pair(self, codes: tuple[int, int], state: ChannelState) -> tuple[float, ChannelState]:
+        """`_play` of two actions that run together."""
+        found = self.pairs.get((codes, state))
+        if found is None:
+            overlap = self.times.overlaps[codes[0] // NUM_KINDS]
+            seconds, left = play(self.times.pairs[codes].steps, state, overlap)
+            found = self.pairs[codes, state] = seconds, left if left[0] > 0.0 else IDLE
+        return found
 
     def _play(self, code: int, state: ChannelState) -> tuple[float, ChannelState]:
         """(seconds of an action beside a channel at work, what it leaves)."""

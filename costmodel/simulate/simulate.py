@@ -9,6 +9,7 @@ order of time (`costmodel.simulate.events`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshwright.costmodel.simulate.blocking import run_blocking
 from meshwright.costmodel.simulate.compiled_schedule import (
@@ -24,9 +25,25 @@ from meshwright.costmodel.simulate.compiled_schedule import (
 from meshwright.costmodel.simulate.events import run_events
 from meshwright.costmodel.simulate.run_ahead import run_ahead
 from meshwright.costmodel.simulate.timeline import Timeline, Times
-from meshwright.costmodel.stage.program import NO_SLOWDOWN, Overlap, Program, run
+from meshwright.costmodel.stage.program import (
+    BESIDE,
+    NO_SLOWDOWN,
+    Do,
+    Overlap,
+    Program,
+    Step,
+    run,
+)
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import Schedule, Work
+
+
+class Together(NamedTuple):
+    """What a forward and a backward that run together hide of their collectives."""
+
+    seconds: float = 0.0
+    between_s: float = 0.0
+    """Of that, on links between nodes: gradients on their way there wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +72,8 @@ class StageTimes:
     """Of `saved_bytes`."""
     blocks: bool = False
     """Its messages keep both ends waiting."""
+    together: Mapping[int, Together] = field(default_factory=dict)
+    """Stage of a backward that a forward of this one runs together with -> what the two hide."""
 
     def of(self, work: Work) -> float:
         match work:
@@ -117,6 +136,33 @@ def simulate(
     return Timeline(table, found, saved, times.offsets, tuple(s.offload_bytes for s in stages))
 
 
+def _pairs(table: Table, stages: Sequence[StageTimes]) -> dict[tuple[int, int], Program]:
+    found: dict[tuple[int, int], Program] = {}
+    for position in table.together:
+        ahead, back = table.items[position], table.items[position + 1]
+        key = NUM_KINDS * ahead.stage + ahead.kind, NUM_KINDS * back.stage + back.kind
+        if key not in found:
+            programs = (
+                stages[ahead.stage].program(ahead.kind), stages[back.stage].program(back.kind),
+            )  # fmt: skip
+            hidden = stages[ahead.stage].together.get(back.stage, Together())
+            found[key] = _joined(*programs, hidden)
+    return found
+
+
+def _joined(forward: Program, backward: Program, hidden: Together) -> Program:
+    """Both programs, without the collectives that the two hide."""
+    steps = (*forward.steps, *backward.steps)
+    sent_s = sum([s.seconds for s in steps if s.do is Do.TALK and s.what == "tensor"])
+    left = max(0.0, 1 - hidden.seconds / sent_s) if sent_s else 1.0
+    beside = backward.uses_channel and hidden.between_s
+    return Program((
+        *([Step(Do.START, hidden.between_s, BESIDE, "tensor")] if beside else []),
+        *(s._replace(seconds=s.seconds * left) if s.do is Do.TALK and s.what == "tensor" else s
+          for s in steps),
+    ))  # fmt: skip
+
+
 def _times(
     table: Table,
     stages: Sequence[StageTimes],
@@ -129,6 +175,7 @@ def _times(
             tuple(s.program(kind) if kind in used else _NONE for kind in range(NUM_KINDS))
             for s, used in zip(stages, table.kinds, strict=True)
         ),
+        pairs=_pairs(table, stages),
         overlaps=tuple(s.overlap for s in stages),
         send_s=tuple(s.send_s for s in stages),
         offload_s=tuple(s.offload_s for s in stages),

@@ -1,6 +1,6 @@
 """What the simulator is given, and what it saw."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,6 +16,8 @@ class Times:
 
     programs: tuple[tuple[Program, ...], ...]
     """By kind of action."""
+    pairs: Mapping[tuple[int, int], Program]
+    """(NUM_KINDS * stage + kind of each) -> what two actions do that run together."""
     overlaps: tuple[Overlap, ...]
     send_s: tuple[float, ...]
     offload_s: tuple[float, ...]
@@ -50,7 +52,10 @@ class Logged(NamedTuple):
 
 @dataclass(slots=True)
 class Ran:
-    """When things ran: per position of the table, and per pipeline rank."""
+    """When things ran: per position of the table, and per pipeline rank.
+
+    What a pair takes counts as of its first action; the second takes no time, at the end of it.
+    """
 
     starts: list[float]
     ends: list[float]

@@ -6,6 +6,7 @@ from itertools import groupby
 from math import prod
 
 from meshwright.costmodel.block.overlap import NOTHING, Hidden
+from meshwright.costmodel.block.paired import Cut
 from meshwright.costmodel.comm.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
@@ -17,6 +18,7 @@ from meshwright.ir.cluster.device import DeviceType, HostShare
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import HALVING, MESH_AXES, BlockLayout, Plan, Stage
 
 
@@ -39,6 +41,8 @@ class StageCosts:
     processes: int
     hidden: tuple[Hidden, ...] = ()
     """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
+    cuts: tuple[Cut | None, ...] = ()
+    """Per block, in a stage whose actions run together with others."""
     packs: bool = False
     """Whether a kernel packs buckets."""
     updates: bool = False
@@ -116,8 +120,13 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     modes = _modes(stage, blocks)
     candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
-    hidden = _hidden(tables, stage, blocks, modes, layouts, spot) or saved_by_kernels(
-        tables, plan, index, blocks, layouts, spot
+    cuts: tuple[Cut | None, ...] = ()
+    if index in paired_stages(plan):
+        cuts = tuple([tables.blocks.cut(b, layouts[b.pattern], spot) for b in blocks])
+    hidden = (
+        _hidden_alone(tables, cuts)
+        or _hidden(tables, stage, blocks, modes, layouts, spot)
+        or saved_by_kernels(tables, plan, index, blocks, layouts, spot)
     )
     send_s, sent = border(tables, plan, index)
     between = borders(tables, plan)[index]
@@ -135,6 +144,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         entry_bytes=entered,
         processes=len(stage.devices),
         hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
+        cuts=cuts,
         packs=runs(tables, plan, index, "bucket"),
         updates=runs(tables, plan, index, "bucket_update"),
         host=tables.hosts[spot.device],
@@ -165,6 +175,12 @@ def _hidden(
     # Where processes share cores, a collective takes them from other work that it runs beside.
     shared = slowdown(tables.cluster) > 1.0
     return tuple(one.unhidden() for one in found) if shared else found
+
+
+def _hidden_alone(tables: CostTables, cuts: Sequence[Cut | None]) -> tuple[Hidden, ...]:
+    """Of blocks that work in turns with another stage, what is hidden where that does nothing."""
+    found = tuple(NOTHING if cut is None else cut.alone for cut in cuts)
+    return tuple(one.unhidden() for one in found) if slowdown(tables.cluster) > 1.0 else found
 
 
 def _over_borders(

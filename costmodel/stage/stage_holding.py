@@ -7,7 +7,7 @@ from meshwright.costmodel.memory.leaving import Way
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.memory_group import MemoryGroup
 from meshwright.costmodel.memory.stack_bytes import SteppedGroup, stack_bytes
-from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, SlotBytes, StageMemory, Stops
 from meshwright.costmodel.ops.optimizer import temporary_bytes
 from meshwright.costmodel.stage.buckets import BlockParams, Tied, buckets
 from meshwright.costmodel.stage.placement import StageCosts
@@ -63,6 +63,7 @@ def stage_memory_of(
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs),
+        stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
         groups=tuple(
             MemoryGroup(
@@ -87,6 +88,15 @@ def _slots(costs: StageCosts, parts: Parts, held: Sequence[BlockParams]) -> Slot
             for part, own in zip(parts, held, strict=True)
         ]),
     )  # fmt: skip
+
+
+def _stops(costs: StageCosts) -> tuple[Stops, ...]:
+    found = []
+    for cut, mode in zip(costs.cuts, costs.modes, strict=bool(costs.cuts)):
+        ahead = sum(map(bool, cut.phases.sent)) if cut else 0
+        back = sum(map(bool, cut.phases.sent_back)) if cut else 0
+        found.append(Stops(ahead, ahead * (mode is True), back))
+    return tuple(found)
 
 
 def _temporary(

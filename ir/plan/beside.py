@@ -2,6 +2,7 @@
 
 from meshwright.ir.kernels import is_placed
 from meshwright.ir.placed import used
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan
 
 
@@ -12,9 +13,11 @@ def waits_for_collectives(plan: Plan) -> bool:
 
 
 def blocks_wait(plan: Plan) -> bool:
-    """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no
-    kernel takes over a collective, no block is compiled or recorded."""
-    beside = any(s.overlap != "none" or s.compile or s.capture for s in plan.stages)
+    """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no two
+    actions run together, no kernel takes over a collective, no block is compiled or recorded."""
+    beside = bool(paired_stages(plan)) or any(
+        s.overlap != "none" or s.compile or s.capture for s in plan.stages
+    )
     return not beside and not any(map(is_placed, used(plan)))
 
 

@@ -3,11 +3,13 @@
 The text form is that of torch's pipelining runtime: `0F1` is the forward of micro-batch 1 on stage
 0; `B` is a full backward, `I` its input half and `W` its weight half. Two more are of stages that
 recompute: `K` is a forward that keeps all that the backward needs, `R` makes it again, so that the
-backward after it need not. Without them each block is made again within the backward.
+backward after it need not. Without them each block is made again within the backward. `0F3+3B1` are
+a pair: the two run together, and collectives of each have work of the other beside them.
 """
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -57,15 +59,31 @@ def parse_action(text: str) -> Action:
     return Action(int(match[1]), Work(match[2]), int(match[3]))
 
 
+Pair = tuple[Action, Action]
+PAIRED = "+"
+"""Between two actions that run together."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Actions per pipeline rank: a group of devices that runs the same stages."""
 
     name: str
     ranks: tuple[tuple[Action, ...], ...]
+    pairs: frozenset[Pair] = frozenset()
+    """Actions that run together; in their row one comes right after the other."""
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(map(str, row)) for row in self.ranks)
+        rows = [[PAIRED.join(map(str, unit)) for unit in self.units(row)] for row in self.ranks]
+        return "\n".join(map(" ".join, rows))
+
+    def units(self, row: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+        """What a row takes one after the other: single actions, and pairs."""
+        index = 0
+        while index < len(row):
+            size = 1 + (row[index : index + 2] in self.pairs)
+            yield row[index : index + size]
+            index += size
 
     @cached_property
     def num_stages(self) -> int:
@@ -80,6 +98,11 @@ class Schedule:
         """The kinds of work that it has."""
         return frozenset([action.work for row in self.ranks for action in row])
 
+    @cached_property
+    def paired(self) -> frozenset[int]:
+        """Stages with an action that runs together with another."""
+        return frozenset([action.stage for pair in self.pairs for action in pair])
+
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that runs `stage`."""
         return self._ranks[stage]
@@ -92,7 +115,15 @@ class Schedule:
 
 def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
     """The schedule whose rows print as `rows`."""
-    return Schedule(name, tuple(tuple(map(parse_action, row.split())) for row in rows))
+    units = [[tuple(map(parse_action, text.split(PAIRED))) for text in row.split()] for row in rows]
+    pairs: set[Pair] = set()
+    for unit in (unit for row in units for unit in row if len(unit) > 1):
+        if len(unit) > 2:
+            said = PAIRED.join(map(str, unit))
+            raise PlanError(f"{shown(said)}: two actions may run together, not {len(unit)}")
+        pairs.add((unit[0], unit[1]))
+    ranks = tuple(tuple(action for unit in row for action in unit) for row in units)
+    return Schedule(name, ranks, frozenset(pairs))
 
 
 def halves_backwards(schedule: Schedule) -> bool:
@@ -183,7 +214,26 @@ def check_schedule(schedule: Schedule) -> None:
                     f"{where}: stage {stage} micro-batch {microbatch} has {sorted(kinds)}; "
                     "it needs F and B, or F, I and W; K may stand for F, or R follow it"
                 )
+    for pair in sorted(schedule.pairs):
+        _check_pair(schedule, pair, seen)
     order_of(schedule)
+
+
+def _check_pair(schedule: Schedule, pair: Pair, ranks: Mapping[Action, int]) -> None:
+    """PlanError unless the two may run together, whatever the rest of the schedule does."""
+    first, second = pair
+    where = f"schedule {schedule.name!r}: {first} and {second} cannot be a pair: "
+    if not {first, second} <= ranks.keys() or ranks[first] != ranks[second]:
+        raise PlanError(f"{where}they are not on one pipeline rank")
+    row = schedule.ranks[ranks[first]]
+    if row[row.index(first) + 1 : row.index(first) + 2] != (second,):
+        raise PlanError(f"{where}{second} does not come right after {first}")
+    if first.work is not Work.FORWARD or second.work is not Work.BACKWARD:
+        raise PlanError(f"{where}a pair is an F and a whole B after it")
+    if first.microbatch == second.microbatch:
+        raise PlanError(f"{where}of one micro-batch one waits for the other")
+    if first.stage == second.stage:
+        raise PlanError(f"{where}both are of stage {first.stage}; a pair is of two stages")
 
 
 def _backwards(action: Action) -> set[Action]:
@@ -199,20 +249,28 @@ def order_of(schedule: Schedule) -> tuple[Action, ...]:
     """All actions in one order that respects rows and dependencies; PlanError names a deadlock."""
     last = schedule.num_stages - 1
     done: set[Action] = set()
-    heads = [0] * len(schedule.ranks)
+    rows = [[*schedule.units(row)] for row in schedule.ranks]
+    heads = [0] * len(rows)
     order: list[Action] = []
     while len(order) < sum(map(len, schedule.ranks)):
         before = len(order)
-        for rank, row in enumerate(schedule.ranks):
-            while heads[rank] < len(row) and done.issuperset(dependencies(row[heads[rank]], last)):
-                action = row[heads[rank]]
-                done.add(action)
-                if action.work in _STANDS_FOR:
-                    done.add(Action(action.stage, _STANDS_FOR[action.work], action.microbatch))
-                order.append(action)
+        for rank, row in enumerate(rows):
+            # Of a pair both must have what they need.
+            while heads[rank] < len(row) and all(
+                done.issuperset(dependencies(action, last)) for action in row[heads[rank]]
+            ):
+                for action in row[heads[rank]]:
+                    done.add(action)
+                    if action.work in _STANDS_FOR:
+                        done.add(Action(action.stage, _STANDS_FOR[action.work], action.microbatch))
+                    order.append(action)
                 heads[rank] += 1
         if len(order) == before:
-            heads_of = zip(schedule.ranks, heads, strict=True)
-            stuck = [f"rank {r} at {row[h]}" for r, (row, h) in enumerate(heads_of) if h < len(row)]
+            heads_of = zip(rows, heads, strict=True)
+            stuck = [
+                f"rank {r} at {PAIRED.join(map(str, row[h]))}"
+                for r, (row, h) in enumerate(heads_of)
+                if h < len(row)
+            ]
             raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck[:8])}")
     return tuple(order)

@@ -14,9 +14,11 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.layout.samples import share_problem
+from meshwright.ir.placed import joint_kernels, used_at
 from meshwright.ir.plan.bounds import bound_problems
 from meshwright.ir.plan.check_prediction import prediction_problems
 from meshwright.ir.plan.finding import SHOWN, Finding, few, nearest_name
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import (
     MESH_AXES,
     MODEL_AXES,
@@ -221,6 +223,23 @@ def _overlap(plan: Plan) -> Iterator[Finding]:
             yield Finding("overlap", message, "overlap none", "warning")
 
 
+def _pairs(plan: Plan) -> Iterator[Finding]:
+    """Stages whose actions run together run as they are beside that."""
+    if not _parsed(plan):
+        return
+    for i in sorted(paired_stages(plan)):
+        stage = plan.stages[i]
+        pairs = f"stage {i}: the schedule has its actions run together with others, and "
+        if stage.overlap != "none":
+            yield Finding("overlap", f"{pairs}overlap is {stage.overlap}", "overlap none")
+        if stage.compile:
+            message = f"{pairs}what takes turns is not compiled"
+            yield Finding("compile", message, "compile false, or one_f_one_b")
+        if taken := sorted(used_at(plan, i) & joint_kernels()):
+            message = f"{pairs}kernel {taken[0]} takes over a collective"
+            yield Finding("kernels", message, f"kernels without {taken[0]}")
+
+
 def _compile(plan: Plan) -> Iterator[Finding]:
     schedule = _parsed(plan)
     rows = schedule.ranks if schedule else ()
@@ -299,6 +318,6 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
     _kernels, _batch, _schedule, _meshes, _devices, _shares, _prefetch,
-    _overlap, _compile, _layout_names, _predicted,
+    _overlap, _pairs, _compile, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)

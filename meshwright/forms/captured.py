@@ -12,6 +12,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import joint_kernels, used_at
 from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import halves_backwards, says_when_to_recompute
@@ -63,6 +64,11 @@ def _of_plan(plan: Plan, index: int, stage: Stage) -> Iterator[tuple[str, str]]:
         yield (
             "the host decides in each micro-batch what becomes of what single ops make",
             "saved of nothing, with recompute full where memory is short",
+        )
+    if index in paired_stages(plan):
+        yield (
+            "the schedule has blocks take turns with others, which the host takes",
+            ("schedule one_f_one_b"),
         )
     if stage.overlap in ("block", "blocks"):
         yield f"overlap {stage.overlap} runs a block in turns that the host takes", "overlap linear"

@@ -13,6 +13,7 @@ from meshwright.planner.bounds.frames import Frame, frames
 from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.constraints import Constraint, allowed
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import SCHEDULES, traits
 
 _last: Memo[tuple[Constraint, ...], Relaxation] = Memo()
 _ROUNDING = 1e-9
@@ -27,8 +28,15 @@ def relaxed(problem: Problem) -> Relaxation:
     known = _last.of(problem)
     if problem.constraints not in known:
         known.clear()
-        known[problem.constraints] = _relaxation(RunCosts(problem))
+        runs = LeastCosts(problem) if _asks_for_pairs(problem) else RunCosts(problem)
+        known[problem.constraints] = _relaxation(runs)
     return known[problem.constraints]
+
+
+def _asks_for_pairs(problem: Problem) -> bool:
+    """Whether actions of all plans run together: then nothing is waited for for certain."""
+    names = allowed(problem.constraints, "schedule", SCHEDULES)
+    return bool(names) and all(traits(name).pairs for name in names)
 
 
 def forget(problem: Problem) -> None:

@@ -32,7 +32,8 @@ def _together(pin: Pin, pins: tuple[Pin, ...]) -> tuple[Pin, ...]:
 
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     """Where backwards are whole."""
-    return replace(stage, compile=value == _YES and not halves_backwards(table()))
+    whole = not halves_backwards(table()) and not table().pairs
+    return replace(stage, compile=value == _YES and whole)
 
 
 def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
@@ -42,7 +43,8 @@ def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         return
     if not allowed(problem.constraints, "compile", (_YES,)):
         return
-    if halves_backwards(problem.tables.schedule(plan.schedule)):
+    schedule = problem.tables.schedule(plan.schedule)
+    if halves_backwards(schedule) or schedule.pairs:
         return
     if not any(any(s.saved.values()) for s in plan.stages) and measured_compiled(problem, plan):
         stages = tuple(replace(stage, compile=True) for stage in plan.stages)

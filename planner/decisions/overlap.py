@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import HALVING, OVERLAPS, Overlap, Plan, Stage
 from meshwright.ir.plan.schedule import Schedule, halves_backwards
 from meshwright.planner.finishing import early_recompute
@@ -23,7 +24,7 @@ def _admits(pin: Pin, stage: Stage) -> bool:
 
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     """Where it has an effect."""
-    if stage.model_size == 1 or halves_backwards(table()):
+    if stage.model_size == 1 or halves_backwards(table()) or table().pairs:
         return stage
     return replace(stage, overlap=next(level for level in OVERLAPS if level == value))
 
@@ -31,7 +32,7 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
 def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Each level that pins leave, in every stage with model axes; where the schedule has halves of
     backwards, under others."""
-    if all(stage.model_size == 1 for stage in plan.stages):
+    if all(stage.model_size == 1 for stage in plan.stages) or paired_stages(plan):
         return
     bases = [plan]
     if halves_backwards(problem.tables.schedule(plan.schedule)):

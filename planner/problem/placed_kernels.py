@@ -13,6 +13,7 @@ from meshwright.ir.memo import Memo
 from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.spots import Known
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem.problem import Problem
 
@@ -70,6 +71,8 @@ class _Worth:
         stage, tables = self._stage(at), self.problem.tables
         if stage.overlap != "none":
             return f"overlap '{stage.overlap}' has its collective beside other work already"
+        if at.stage in paired_stages(self.plan):
+            return "its stage works in turns with another one beside its collectives already"
         price = tables.blocks.joint(*self._block(at), spot)[kernel, at.op]
         if why := why_no_peers(tables, stage, price.axis) or price.why:
             return why

@@ -46,6 +46,8 @@ class Traits:
     """Whether it says when stages recompute: equal to another where none does."""
     kept: int | None
     """Micro-batches, at most, that a stage keeps though it makes others again; None: any number."""
+    pairs: bool = False
+    """Whether actions run together, so that collectives of each have the other beside them."""
 
 
 def _module(name: str) -> Any:
@@ -82,6 +84,7 @@ def traits(name: str) -> Traits:
         halves=any(map(halves_backwards, tables)),
         early=any(map(says_when_to_recompute, tables)),
         kept=None if grows else max(kept.values()),
+        pairs=any(table.pairs for table in tables),
     )
 
 
@@ -108,7 +111,7 @@ def twin(name: str, other: str) -> bool:
     if stages_per_rank(name) != stages_per_rank(other):
         return False
     pairs = zip(_small_tables(name), _small_tables(other), strict=True)
-    return all(a and b and a.ranks == b.ranks for a, b in pairs)
+    return all(a and b and (a.ranks, a.pairs) == (b.ranks, b.pairs) for a, b in pairs)
 
 
 def fits(name: str, num_stages: int, num_microbatches: int, num_ranks: int) -> bool:
@@ -160,6 +163,8 @@ def _check_traits(found: Schedule, known: Traits, where: str) -> None:
     more = ""
     if not known.halves and halves_backwards(found):
         more = "takes backwards in halves"
+    if not known.pairs and found.pairs:
+        more = "has pairs of actions"
     if not known.early and says_when_to_recompute(found):
         more = "says when stages recompute"
     if known.kept is not None and kept_beside_others(found) > known.kept:

@@ -37,6 +37,7 @@ from meshwright.planner.problem.schedule_tools import (
     USUAL,
     recomputes_early,
     stages_per_rank,
+    traits,
     twin,
 )
 
@@ -184,9 +185,11 @@ def _schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     names = allowed(problem.constraints, "schedule", SCHEDULES)
     if num_ranks == 1 and pin is None and USUAL in names:
         names = (USUAL,)
-    # Those that say when to recompute are for finished plans (`planner.search.finish`), unless
-    # asked for.
-    names = tuple(name for name in names if not recomputes_early(name)) or names
+    # Those that say when to recompute, and those with pairs, are for finished plans
+    # (`planner.search.finish`), unless asked for.
+    names = (
+        tuple(name for name in names if not (recomputes_early(name) or traits(name).pairs)) or names
+    )
     for name in _distinct(names):
         for chunks in stages_per_rank(name):
             if num_ranks * chunks <= len(problem.graph.blocks):

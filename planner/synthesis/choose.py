@@ -19,6 +19,7 @@ from meshwright.planner.problem.schedule_tools import (
     make_schedule,
     recomputes_early,
     stages_per_rank,
+    traits,
 )
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
@@ -115,8 +116,10 @@ def files(task: Task) -> Iterator[Schedule]:
     for name in SCHEDULES:
         if num_stages % task.num_ranks or chunks not in stages_per_rank(name):
             continue
-        if recomputes_early(name) or not fits(
-            name, num_stages, task.num_microbatches, task.num_ranks
+        if (
+            recomputes_early(name)
+            or traits(name).pairs
+            or not fits(name, num_stages, task.num_microbatches, task.num_ranks)
         ):
             continue
         schedule = make_schedule(name, num_stages, task.num_microbatches, task.num_ranks)

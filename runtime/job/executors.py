@@ -38,5 +38,6 @@ def executor_of(
         plan.samples_per_microbatch,
         progress,
         recorder,
+        pairs=schedule.pairs if training else frozenset(),
         tf32=rounds_products(plan.precision),
     )

@@ -6,7 +6,7 @@ its row and its messages.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
@@ -38,10 +38,14 @@ def stops(messages: Iterable[Message]) -> list[int]:
     return list(accumulate(found, max))
 
 
-def doings(messages: Sequence[Message], rank: int, actions: int) -> Iterator[Doing]:
-    """Lists what `rank` does with its messages in a step of so many actions.
+def doings(
+    messages: Sequence[Message], rank: int, actions: int, pairs: Collection[int] = ()
+) -> Iterator[Doing]:
+    """Lists what `rank` does with its messages in a step of so many actions. `pairs`: those that
+    run together with the one after them.
 
-    It is what executor and mailbox do: receives are asked for one action ahead of need.
+    It is what executor and mailbox do: receives are asked for one action ahead of need, or one
+    pair; a pair waits for all that it needs, and sends what it has made when both are over.
     """
     others = [m for m in messages if m.source != m.target]
     leaving, arriving, sources = defaultdict(list), defaultdict(list), defaultdict(list)
@@ -54,17 +58,20 @@ def doings(messages: Sequence[Message], rank: int, actions: int) -> Iterator[Doi
     limits = {source: stops(found) for source, found in sources.items()}
     asked: dict[int, int] = defaultdict(int)
     sent: dict[int, list[Message]] = defaultdict(list)
-    for index in range(actions):
+    units = [
+        range(n, n + 1 + (n in pairs)) for n in range(actions) if n - 1 not in pairs
+    ]  # fmt: skip
+    for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
         for source, limit in limits.items():
-            stop = limit[min(index + 1, len(limit) - 1)]
+            stop = limit[min(following[-1], len(limit) - 1)]
             yield from ((Act.ASK, m) for m in sources[source][asked[source] : stop])
             asked[source] = max(stop, asked[source])
-        for message in arriving[index]:
+        for message in (message for index in unit for message in arriving[index]):
             yield Act.WAIT, message
             got = [m for m in sent[message.source] if m.needed_at <= message.made_at]
             yield from ((Act.WAIT, m) for m in got)
             sent[message.source] = [m for m in sent[message.source] if m not in got]
-        for message in leaving[index]:
+        for message in (message for index in unit for message in leaving[index]):
             yield Act.SEND, message
             sent[message.target].append(message)
     yield from ((Act.WAIT, m) for found in sent.values() for m in found)

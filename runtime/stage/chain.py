@@ -1,12 +1,14 @@
 """A run of blocks on the two halves of a micro-batch, across their borders: a half goes on to the
-next block while the last collective of the other is on its way.
+next block while the last collective of the other is on its way. Or a block on all its samples,
+beside which another micro-batch is at work.
 
 A block's parameters are there from when the first half enters it until the second has left it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +16,15 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call, StageProgram
-from meshwright.codegen.passes.halves import Halves, HalvesRun, Turns, add, gradient, take_turns
+from meshwright.codegen.passes.halves import (
+    Halves,
+    HalvesRun,
+    Turns,
+    add,
+    gradient,
+    take_turns,
+    within,
+)
 from meshwright.runtime.stage.kept_halves import HalvesKeeper
 
 
@@ -51,7 +61,11 @@ class ChainBlock:
 
 
 def chains_of(program: StageProgram) -> dict[int, range]:
-    """First call -> the calls of each run of several that go on from one to the next."""
+    """First call -> the calls of each run of several that go on from one to the next; in a stage
+    that works beside others, each call that waits for something."""
+    if program.paired:
+        cut = [i for i, call in enumerate(program.calls) if call.code.halves]
+        return {index: range(index, index + 1) for index in cut}
     found: dict[int, range] = {}
     first = 0
     for index, call in enumerate(program.calls):
@@ -88,22 +102,34 @@ class Chain:
         """Blocks whose backward has begun."""
         self._wanted: frozenset[str] = frozenset()
         self._offset = comm.sample_offset
+        self._halves = range(len(links[0].halves.cuts))
 
     # Forward.
 
-    def forward(self, values: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-        """Those of `wanted` that its blocks make, whole and without a graph."""
+    def forward(self, values: Mapping[str, Tensor], wanted: Iterable[str]) -> Turns:
+        """Makes what `made` returns then: those of `wanted` that its blocks make."""
         self._wanted = frozenset(wanted)
         self._enter(values)
+        if len(self._halves) == 1:
+            yield from within(self._casts, self._forward(0))
+            return
         with self._casts():
-            self._take_turns({half: self._forward(half) for half in (0, 1)})
-        made = {name: self._parts[name] for name in self._wanted if name in self._parts}
+            self._take_turns({half: self._forward(half) for half in self._halves})
+
+    def made(self) -> dict[str, Tensor]:
+        """What is wanted of it, whole and without a graph."""
         found = {}
-        for name, parts in made.items():
-            dim = self._dims[name]
+        outputs = (name for link in self._links for name in link.call.outputs)
+        # What enters stays what it was: its gradient is that of a leaf of the stage.
+        for name in (name for name in outputs if name in self._wanted and name in self._parts):
+            parts, dim = [part.detach() for part in self._parts[name]], self._dims[name]
             assert dim is not None
-            found[name] = torch.cat([part.detach() for part in parts], dim)
+            found[name] = torch.cat(parts, dim) if len(parts) > 1 else parts[0]
         return found
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a value that its blocks make."""
+        return self._parts[name][0].dtype
 
     def differs(self, name: str) -> bool:
         """Whether a value has a gradient."""
@@ -160,7 +186,9 @@ class Chain:
             self._comm.block = link.call.block
 
     def _is_through(self, link: ChainBlock) -> bool:
-        """Whether the half that leaves a block is the second to do so."""
+        """Whether the half that leaves a block is the last to do so."""
+        if len(self._halves) == 1:
+            return True
         left = self._left.pop(link.index, 0)
         if not left:
             self._left[link.index] = 1
@@ -193,31 +221,48 @@ class Chain:
             if link.keeper:
                 link.keeper.prepare(self._comm, self._casts)
             elif link.index not in self._runs:
-                self._remake(link)
+                for _ in self._remake(link):
+                    pass
         finally:
             self._comm.sample_offset = offset
 
-    def _remake(self, link: ChainBlock) -> None:
+    def _remake(self, link: ChainBlock) -> Turns:
         run = self._runs[link.index] = HalvesRun(link.halves, self._comm, link.tensors, graph=True)
-        turns = {half: run.forward(half, self._inputs(link, half)) for half in (0, 1)}
+        turns = {half: run.forward(half, self._inputs(link, half)) for half in self._halves}
+        again = partial(self._again, link)
+        if len(turns) == 1:
+            yield from within(again, turns[0])
+        else:
+            with again():
+                self._take_turns(turns)
+        for half in self._halves:
+            run.results(half)  # the blocks after it have had them
+
+    @contextmanager
+    def _again(self, link: ChainBlock) -> Iterator[None]:
+        """Inside, a block runs once more."""
         self._comm.block, self._comm.recomputing = link.call.block, True
         try:
             with self._casts():
-                self._take_turns(turns)
+                yield
         finally:
             self._comm.recomputing = False
-        for half in (0, 1):
-            run.results(half)  # the blocks after it have had them
 
-    def backward(self, gradients: Mapping[str, Tensor], gate: Gate) -> dict[str, Tensor]:
-        """The gradients of what entered, from those of what its blocks made; those of parameters
-        are added to theirs."""
+    def backward(self, gradients: Mapping[str, Tensor], gate: Gate) -> Turns:
+        """Makes what `entering` returns then, from the gradients of what its blocks made; those of
+        parameters are added to theirs."""
         self._gate, self._offset = gate, self._comm.sample_offset
         for name, whole in gradients.items():
             parts = self._links[0].halves.parts(whole, self._dims[name])
             for leaf, part in zip(self._parts[name], parts, strict=True):
                 add(leaf, part.clone())
-        self._take_turns({half: self._backward(half) for half in (1, 0)})
+        if len(self._halves) == 1:
+            yield from self._backward(0)
+        else:
+            self._take_turns({half: self._backward(half) for half in (1, 0)})
+
+    def entering(self) -> dict[str, Tensor]:
+        """The gradients of what entered."""
         found = {name: gradient(self._parts[name], self._dims[name]) for name in self._entered}
         return {name: grad for name, grad in found.items() if grad is not None}
 
@@ -226,7 +271,10 @@ class Chain:
             if link.index not in self._entered_back:
                 self._entered_back.add(link.index)
                 self._gate.enter(link.index)
-                self._prepare(link)
+                if len(self._halves) == 1 and not link.keeper and link.index not in self._runs:
+                    yield from self._remake(link)
+                else:
+                    self._prepare(link)
                 following = self._links[number - 1].keeper if number else None
                 if following:
                     following.fetch()

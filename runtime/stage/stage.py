@@ -5,7 +5,7 @@ outputs of earlier blocks. So parameters can be gathered for one block at a time
 as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call, StageProgram
-from meshwright.codegen.passes.halves import add
+from meshwright.codegen.passes.halves import Turns, add
 from meshwright.codegen.sharded.places import reads_place
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
@@ -28,6 +28,8 @@ from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
 from meshwright.runtime.stage.split import backward_input
 from meshwright.runtime.stage.stage_tape import Output, StageTape
 
+Taking = Generator[None, None, dict[str, Tensor]]
+"""Pauses where a collective has begun; ends with what it has made."""
 Before = Callable[[int, Sequence[int]], None]
 """Called with a block and those whose parameters may be fetched while it runs."""
 
@@ -128,6 +130,17 @@ class StageModule(nn.Module):
         With `keep`, what the backward of this micro-batch needs is kept; with `whole`, all of it.
         `last`: the step has no later forward.
         """
+        return made_of(self.forward_turns(microbatch, values, keep, whole, last))
+
+    def forward_turns(
+        self,
+        microbatch: int,
+        values: Mapping[str, Tensor],
+        keep: bool = True,
+        whole: bool = False,
+        last: bool = False,
+    ) -> Taking:
+        """`forward`, so that another stage may work while this one waits for a collective."""
         env = dict(values)
         tape = StageTape(whole=whole)
         if keep and self._captured is not None and not is_watched():
@@ -144,7 +157,7 @@ class StageModule(nn.Module):
         for index, call in enumerate(self.program.calls):
             ahead = self._ahead(order, index)
             if index in self._chains:
-                self._forward_chain(self._chains[index], env, tape, keep)
+                yield from self._forward_chain(self._chains[index], env, tape, keep)
             elif not call.follows:
                 self._forward_call(index, call, env, tape, keep, ahead)
             if keep:
@@ -256,7 +269,7 @@ class StageModule(nn.Module):
 
     def _forward_chain(
         self, indices: range, env: dict[str, Tensor], tape: StageTape, keep: bool
-    ) -> None:
+    ) -> Turns:
         calls = [self.program.calls[index] for index in indices]
         links = [
             ChainBlock(
@@ -269,7 +282,8 @@ class StageModule(nn.Module):
         chain = Chain(links, self.comm, gate, self._casts, keep=keep)
         later = self.program.calls[indices.stop :]
         wanted = {name for call in later for name in call.inputs} | self._sent
-        env |= chain.forward(env, wanted)
+        yield from chain.forward(env, wanted)
+        env |= chain.made()
         for name in (name for call in calls for name in call.outputs if name in env):
             if keep and chain.differs(name):
                 env[name].requires_grad_(True)
@@ -283,17 +297,18 @@ class StageModule(nn.Module):
 
     def _backward_chain(
         self, indices: range, tape: StageTape, gradients: Mapping[str, Tensor], last: bool
-    ) -> None:
+    ) -> Turns:
         chain = tape.chains.pop(indices.start)
         arriving = {}
         for name in (name for i in indices for name in self.program.calls[i].outputs):
-            found = tape.leaves[name].grad if name in tape.leaves else gradients.get(name)
+            found = self._arriving(name, chain.dtype(name), tape, gradients)
             if found is not None:
                 arriving[name] = found
         order = range(indices.stop - 1, -1, -1)
         before = self.sync.before_backward
         gate = self._gate(before, order, lambda index: self.sync.after_backward(index, last))
-        for name, more in chain.backward(arriving, gate).items():
+        yield from chain.backward(arriving, gate)
+        for name, more in chain.entering().items():
             if name in tape.leaves:
                 add(tape.leaves[name], more)
         for index in indices:
@@ -335,13 +350,19 @@ class StageModule(nn.Module):
         self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
     ) -> dict[str, Tensor]:
         """Adds the parameters' gradients; returns those of what the stage received."""
+        return made_of(self.backward_turns(microbatch, gradients, last))
+
+    def backward_turns(
+        self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
+    ) -> Taking:
+        """`backward`, so that another stage may work while this one waits for a collective."""
         tape = self._begin_backward(microbatch, gradients)
         calls = range(len(self.program.calls))[::-1]
         order = [index for index in calls if index not in tape.still]
         ends = {own[-1]: own for own in self._chains.values()}
         for index in calls:
             if index in ends:
-                self._backward_chain(ends[index], tape, gradients, last)
+                yield from self._backward_chain(ends[index], tape, gradients, last)
             if any(index in own for own in ends.values()):
                 continue
             if index not in tape.still:
@@ -517,6 +538,16 @@ class StageModule(nn.Module):
             return _NOTHING
         device = self.comm.device.type
         return torch.autocast(device, dtype=self.autocast)
+
+
+def made_of(taking: Taking) -> dict[str, Tensor]:
+    """What it makes where nothing else is at work meanwhile."""
+    while True:
+        try:
+            next(taking)
+        except StopIteration as over:
+            made: dict[str, Tensor] = over.value
+            return made
 
 
 _NOTHING = nullcontext()

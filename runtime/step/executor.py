@@ -1,7 +1,7 @@
 """The loop: takes a rank's row of the schedule action by action."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.ir.plan.schedule import FORWARDS, Action, Work
+from meshwright.ir.plan.schedule import FORWARDS, Action, Pair, Work
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.record.record import Recorder
-from meshwright.runtime.stage.stage import StageModule
+from meshwright.runtime.stage.stage import StageModule, Taking
 
 Inputs = Callable[[int, int], Mapping[str, Tensor]]
 """(stage, micro-batch) -> the stage's graph inputs and totals by name."""
@@ -51,10 +51,13 @@ class Executor:
         progress: RankProgress,
         recorder: Recorder,
         *,
+        pairs: Collection[Pair] = (),
         tf32: bool = False,
     ) -> None:
-        """`tf32`: GPUs may round operands of float32 products."""
+        """`pairs`: actions of the row that run together. `tf32`: GPUs may round operands of float32
+        products."""
         self._row, self._stages, self._mailbox = row, stages, mailbox
+        self._pairs = frozenset(pairs)
         self._offsets, self._per_microbatch = offsets, samples_per_microbatch
         self._progress, self._recorder = progress, recorder
         self._training = any(action.work not in FORWARDS for action in row)
@@ -65,16 +68,49 @@ class Executor:
     def run(self, inputs: Inputs) -> Tensor | None:
         """The sum of the losses of this rank's micro-batches; None without the last stage."""
         total: Tensor | None = None
+        index = 0
         with rounded_products() if self._tf32 else nullcontext():
-            for index, action in enumerate(self._row):
-                self._mailbox.post(index + 1)  # one ahead of need
+            while index < len(self._row):
+                size = self._size(index)
+                after = index + size
+                self._mailbox.post(after - 1 + self._size(after))  # one ahead of need
+                action, *others = self._row[index:after]
                 with self._recorder.section(action):
-                    loss = self._take(action, inputs)
+                    loss = (
+                        self._pair(action, others[0], inputs)
+                        if others
+                        else self._take(action, inputs)
+                    )
+                for other in others:  # all that a pair takes counts as of its first
+                    self._recorder.ended(other, self._recorder.mark())
+                index = after
                 if loss is not None:
                     total = loss if total is None else total + loss
         self._at("end of the schedule", "receiving")
         self._mailbox.finish()
         return total
+
+    def _size(self, index: int) -> int:
+        """How many actions run together from this one on."""
+        return 1 + (self._row[index : index + 2] in self._pairs)
+
+    def _pair(self, first: Action, second: Action, inputs: Inputs) -> Tensor | None:
+        """A forward and a backward in turns: each goes on while the other waits for a collective.
+        Both have what they need before, and what they make is sent when both are over."""
+        stages = self._stages[first.stage], self._stages[second.stage]
+        values = self._received(first, inputs)
+        gradients = self._gradients(second)
+        for action in (first, second):
+            self.place(action.stage, action.microbatch)
+        self._at(first, "running")
+        last = stages[0].reduce_early and first in self._last_forwards
+        made, sent_back = take_turns(
+            stages[0].forward_turns(first.microbatch, values, last=last),
+            stages[1].backward_turns(second.microbatch, gradients, self._completes(second)),
+        )
+        self._send(first, made)
+        self._send_back(second, sent_back)
+        return made.get(stages[0].program.loss)
 
     def _take(self, action: Action, inputs: Inputs) -> Tensor | None:
         self.place(action.stage, action.microbatch)
@@ -107,38 +143,68 @@ class Executor:
 
     def _forward(self, action: Action, inputs: Inputs) -> Tensor | None:
         stage, microbatch = self._stages[action.stage], action.microbatch
-        border = action.stage - 1
-        self._at(action, "receiving")
-        values = dict(inputs(action.stage, microbatch))
-        for value in stage.program.receives:
-            received = self._mailbox.receive(border, value.name, False, microbatch)
-            assert received is not None
-            values[value.name] = received
+        values = self._received(action, inputs)
         self._at(action, "running")
         made: Mapping[str, Tensor] = stage(
             microbatch, values, keep=self._training, whole=action.work is Work.FORWARD_KEEPING,
             last=stage.reduce_early and action in self._last_forwards,
         )  # fmt: skip
-        for value in stage.program.sends:
-            self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
+        self._send(action, made)
         return made.get(stage.program.loss)
+
+    def _received(self, action: Action, inputs: Inputs) -> dict[str, Tensor]:
+        """What a forward reads."""
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        self._at(action, "receiving")
+        values = dict(inputs(action.stage, microbatch))
+        for value in stage.program.receives:
+            received = self._mailbox.receive(action.stage - 1, value.name, False, microbatch)
+            assert received is not None
+            values[value.name] = received
+        return values
+
+    def _send(self, action: Action, made: Mapping[str, Tensor]) -> None:
+        for value in self._stages[action.stage].program.sends:
+            self._mailbox.send(action.stage, value.name, False, action.microbatch, made[value.name])
+
+    def _gradients(self, action: Action) -> dict[str, Tensor]:
+        """What comes back of what the stage has sent."""
+        self._at(action, "receiving")
+        gradients = {}
+        for value in self._stages[action.stage].program.sends:
+            if value.requires_grad:
+                gradient = self._mailbox.receive(action.stage, value.name, True, action.microbatch)
+                if gradient is not None:
+                    gradients[value.name] = gradient
+        return gradients
 
     def _backward(self, action: Action) -> None:
         stage, microbatch = self._stages[action.stage], action.microbatch
-        self._at(action, "receiving")
-        gradients = {}
-        for value in stage.program.sends:
-            if value.requires_grad:
-                gradient = self._mailbox.receive(action.stage, value.name, True, microbatch)
-                if gradient is not None:
-                    gradients[value.name] = gradient
+        gradients = self._gradients(action)
         self._at(action, "running")
         if action.work is Work.BACKWARD:
             made = stage.backward(microbatch, gradients, self._completes(action))
         else:
             made = stage.backward_input(microbatch, gradients)
+        self._send_back(action, made)
+
+    def _send_back(self, action: Action, made: Mapping[str, Tensor]) -> None:
         for name, gradient in made.items():
-            self._mailbox.send(action.stage - 1, name, True, microbatch, gradient)
+            self._mailbox.send(action.stage - 1, name, True, action.microbatch, gradient)
+
+
+def take_turns(first: Taking, second: Taking) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What two stages make, each as far as its next collective in turn, the first one first."""
+    made = [dict[str, Tensor](), dict[str, Tensor]()]
+    left = {0: first, 1: second}
+    while left:
+        for number, taking in list(left.items()):
+            try:
+                next(taking)
+            except StopIteration as over:
+                made[number] = over.value
+                del left[number]
+    return made[0], made[1]
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from meshwright.forms.settings import wrong_settings
 from meshwright.forms.sync import zero0, zero1, zero2
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layers import window_of
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan, Setting, Stage
 
 EXACT = False
@@ -96,6 +97,11 @@ def check_parameters(
 ) -> Iterator[tuple[str, str]]:
     """Yields weights that something else than a layer reads, limits that no rank knows, and stages
     without replicas, where no form runs."""
+    if index in paired_stages(plan):
+        yield (
+            "kfac sees what layers read in their backward, which pairs of actions change",
+            "schedule one_f_one_b",
+        )
     if stage.dp == 1:
         yield "kfac runs among replicas, and there is one: its steps would be plain", "dp_shard 2"
     told = KfacSettings.of(stage.sync.settings if stage.sync else {})

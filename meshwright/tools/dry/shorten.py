@@ -28,6 +28,7 @@ def _first(schedule: Schedule, count: int) -> Schedule:
     return Schedule(
         schedule.name,
         tuple(tuple(a for a in row if a.microbatch < count) for row in schedule.ranks),
+        frozenset([pair for pair in schedule.pairs if all(a.microbatch < count for a in pair)]),
     )
 
 

@@ -30,9 +30,10 @@ def check_order(plan: Plan, classes: Iterable[RankClass]) -> Iterator[Finding]:
     done = {}
     for group in classes:
         row = schedule.ranks[schedule.rank_of(group.programs[0].index)]
+        pairs = {row.index(first) for first, _ in schedule.pairs if first in row}
         for rank in group.ranks:
             messages = plan_messages(plan, schedule, group.programs, rank)
-            done[rank] = doings(messages, rank, len(row))
+            done[rank] = doings(messages, rank, len(row), pairs)
     for text in standstill(done):
         yield Finding("message order", f"schedule {plan.schedule.name!r}: {text}")
 
