@@ -1,10 +1,5 @@
 """Attention with dropout: its kernel drops what scores that are whole do."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -12,6 +7,7 @@ from meshwright.ir.random import attention_kernels
 from meshwright.ir.random.dropped_attention import why_not
 from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.attention_cases import CASES, errors
+from tests.interpreted import printed
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -22,12 +18,7 @@ def test_by_torch(name):
 
 def test_by_triton():
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.attention_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(ran.stdout)
+    found = printed("tests.codegen.kernels.attention_cases")
     assert all(max(each) <= 1e-12 for each in found["errors"].values()), found
     whys = {why for kernel, why in found["taken"] if kernel == "dropped_attention"}
     assert whys == {

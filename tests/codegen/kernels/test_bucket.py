@@ -1,16 +1,12 @@
 """Buckets packed and unpacked by kernels are those that torch's copies make."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from meshwright.ir import launch
 from meshwright.ir.kernels import bucket
 from tests.codegen.kernels.bucket_cases import CASES, RANKS, difference
+from tests.interpreted import printed
 
 
 @pytest.mark.parametrize(("source", "flat", "scale"), CASES)
@@ -21,12 +17,7 @@ def test_by_torch(source, flat, scale):
 
 def test_by_triton():
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.bucket_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    way, *found = json.loads(ran.stdout)
+    way, *found = printed("tests.codegen.kernels.bucket_cases")
     assert way == "triton" and len(found) == len(CASES)
     for (source, flat, _), far in zip(CASES, found, strict=True):
         # The interpreter cuts what bfloat16 cannot hold; a GPU rounds it.

@@ -1,10 +1,5 @@
 """Optimizer steps of our kernel are torch's, over several steps; and what it has no step for."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +8,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update
 from meshwright.runtime.step.updates import stepped_by_kernel
 from tests.codegen.kernels.bucket_update_cases import DTYPES, OPTIMIZERS, difference
+from tests.interpreted import printed
 
 
 @pytest.mark.parametrize("index", range(len(OPTIMIZERS)))
@@ -23,12 +19,7 @@ def test_by_torch(index):
 
 def test_by_triton():
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.bucket_update_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    taken, found = json.loads(ran.stdout)
+    taken, found = printed("tests.codegen.kernels.bucket_update_cases")
     assert taken["triton"] and not taken["torch"] and len(found) == 3
     for dtype, errors in found.items():
         assert len(errors) == len(OPTIMIZERS) and max(errors) <= DTYPES[dtype], (dtype, errors)

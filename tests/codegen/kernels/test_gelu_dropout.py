@@ -1,10 +1,5 @@
 """Dropout, alone and after GELU: both directions and both ways draw the same numbers."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.library import opcheck
@@ -12,6 +7,7 @@ from torch.library import opcheck
 from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout
 from meshwright.ir.random.dropout import dropout, factors
 from tests.codegen.kernels.gelu_dropout_cases import KEY, P, case, kept, under
+from tests.interpreted import printed
 
 
 def test_by_torch():
@@ -22,12 +18,7 @@ def test_by_torch():
 
 def test_by_triton():
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.gelu_dropout_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(ran.stdout)
+    found = printed("tests.codegen.kernels.gelu_dropout_cases")
     assert found["way"] == "triton" and ["dropout", ""] in found["taken"]
     assert all(len(each) == 5 and max(each) <= 1e-12 for each in found["errors"]), found
 

@@ -1,9 +1,6 @@
 """Whole calls by kernels on peers' memory, ranks as threads and the memory that of one process."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Barrier, Lock
@@ -20,6 +17,7 @@ from meshwright.ir import launch
 from meshwright.ir.kernels import gather_linear, linear_scatter, reduce_norm
 from meshwright.ir.placed import peers
 from meshwright.testing.simulated import simulate
+from tests.interpreted import printed
 
 RANKS = 2
 NBYTES = 1 << 16
@@ -163,12 +161,7 @@ def everything(space: Callable[[Comm], Space | str]) -> dict[str, list[list[Tens
 
 def test_by_triton_as_by_torch() -> None:
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.test_joint_calls"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(ran.stdout)
+    found = printed("tests.codegen.kernels.test_joint_calls")
     calls = RANKS * 2
     # Each of the two with products is the backward of the other.
     both = sum(len(CASES[name][1]) for name in ("gather_linear", "linear_scatter"))

@@ -1,9 +1,5 @@
 """Every kernel equals its reference, by torch and by Triton, and compiles for GPUs without one."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +9,7 @@ from torch.library import opcheck
 from meshwright.ir.kernels import compiled, cross_entropy
 from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.cases import CASES, DTYPES, OPERATORS, Found, check
+from tests.interpreted import printed
 
 triton = pytest.importorskip("triton")
 BUILT = compiled()
@@ -37,12 +34,7 @@ def test_by_torch(kernel):
 @pytest.fixture(scope="module")
 def interpreted() -> list[Found]:
     """One process for all: the interpreter is chosen when Triton is imported."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.cases", *CASES],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return [Found(**row) for row in json.loads(ran.stdout)]
+    return [Found(**row) for row in printed("tests.codegen.kernels.cases", *CASES)]
 
 
 @pytest.mark.parametrize("kernel", CASES)

@@ -1,9 +1,5 @@
 """Kernels that read and write the memory of other ranks, which here all lies in one process."""
 
-import json
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -11,17 +7,13 @@ import torch
 
 from meshwright.ir.kernels import gather_linear
 from tests.codegen.kernels.peers_cases import CASES, DTYPES, RANKS, SHAPES
+from tests.interpreted import printed
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, list[float]]:
     pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.peers_cases"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, list[float]] = json.loads(ran.stdout)
+    found: dict[str, list[float]] = printed("tests.codegen.kernels.peers_cases")
     return found
 
 
