@@ -16,7 +16,13 @@ from meshwright.ir.errors import PlanError
 
 
 def run_blocking(table: Table, times: Times) -> Ran:
-    """When everything runs; PlanError where ranks would wait for each other for ever."""
+    """When everything runs; PlanError where ranks would wait for each other for ever, and for
+    actions that run together, as nothing else runs while a message goes."""
+    if table.together:
+        raise PlanError(
+            f"schedule {table.schedule.name!r} runs two actions at once, and messages of this "
+            "stack keep both ends waiting; nearest is dual_pipe_v"
+        )
     return _Blocking(table, times).run()
 
 

@@ -29,6 +29,8 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     ranks, count = len(plan.schedule.rows), plan.num_microbatches
     if ranks == 1 or not _is_waiting(plan) or not _are_alike(plan):
         return
+    if problem.tables.run_as.blocking_sends:
+        return
     for name in allowed(problem.constraints, "schedule", SCHEDULES):
         if not traits(name).pairs or name == plan.schedule.name:
             continue
