@@ -115,16 +115,26 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
 
 def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
     """The most that a rank holds beside parameters and optimizer state."""
-    return max(_held(table, rank, stages), key=lambda held: held.total)
+    return largest(held_then(table, rank, stages))
 
 
-def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
+def held_then(table: Table, rank: int, stages: Sequence[StageMemory]) -> tuple[Bytes, ...]:
+    """What a rank holds beside parameters and optimizer state at the moments that may be its
+    peak."""
+    return tuple(_held(table, rank, stages))
+
+
+def largest(held: Sequence[Bytes]) -> Bytes:
+    """The most at one time."""
+    return max(held, key=sum)
+
+
+def of_each_kind(held: Sequence[Bytes]) -> Bytes:
     """The most of each kind, at whatever time."""
-    return Bytes(*map(max, zip(*_held(table, rank, stages), strict=True)))
+    return Bytes(*map(max, zip(*held, strict=True)))
 
 
 def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
-    """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
     there = _there(stages, table, rank)
     sums = sum([s.slots.sums for s in own if s.slots])

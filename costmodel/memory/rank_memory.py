@@ -5,7 +5,12 @@ from collections.abc import Sequence
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
-from meshwright.costmodel.memory.memory_timeline import held_stages, peak, peaks
+from meshwright.costmodel.memory.memory_timeline import (
+    held_stages,
+    held_then,
+    largest,
+    of_each_kind,
+)
 from meshwright.costmodel.memory.stack_bytes import late_bytes
 from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.stage.placement import StageCosts, axis_ranks
@@ -39,8 +44,12 @@ def _rank_memory(
     models: Sequence[StageModel],
 ) -> RankMemory:
     own = held_stages(table, rank)
-    held = peak(table, rank, [model.memory for model in models])
-    expected = peak(table, rank, [model.memory.expected for model in models])
+    memories = [model.memory for model in models]
+    moments = held_then(table, rank, memories)
+    held = expected = largest(moments)
+    on_time = [memory.expected for memory in memories]
+    if any(after is not before for after, before in zip(on_time, memories, strict=True)):
+        expected = largest(held_then(table, rank, on_time))
     device = costs[own[0]].device
     on_host = device.kind == "cpu"
     parameters = sum(models[i].memory.parameters for i in own)
@@ -49,7 +58,7 @@ def _rank_memory(
     moving = held.activations + held.communication + held.workspace
     beyond = holes.moving * moving
     if on_host or holes.gradients:
-        kinds = peaks(table, rank, [model.memory for model in models])
+        kinds = of_each_kind(moments)
         staying = sum(models[i].memory.always.gradients for i in own)
         beyond += holes.gradients * (kinds.gradients - staying)
     if on_host:

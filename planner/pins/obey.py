@@ -8,7 +8,9 @@ plan is refused.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshwright.ir.memo import Memo
 from meshwright.planner.pins.constraints import (
+    Constraint,
     OnType,
     Pin,
     StageDevices,
@@ -22,6 +24,10 @@ from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import Mesh, meshes
+
+_Key = tuple[tuple[Constraint, ...], int, StageChoice, int]
+"""Constraints, the stage's number and choice, samples of a micro-batch."""
+_STAGES: Memo[_Key, StageChoice] = Memo()
 
 
 def obey(problem: Problem, choice: Choice) -> Choice:
@@ -38,6 +44,14 @@ def obey(problem: Problem, choice: Choice) -> Choice:
 
 
 def _stage(problem: Problem, index: int, stage: StageChoice, samples: int) -> StageChoice:
+    """The stage with what constraints say of it: choices by the thousand have few stages."""
+    known, key = _STAGES.of(problem), (problem.constraints, index, stage, samples)
+    if key not in known:
+        known[key] = _asked(problem, index, stage, samples)
+    return known[key]
+
+
+def _asked(problem: Problem, index: int, stage: StageChoice, samples: int) -> StageChoice:
     names = _names(problem, stage)
     asked = of_stage(problem.constraints, index, names)
     stage = _on_mesh(replace(problem, constraints=asked), stage, samples)

@@ -1,8 +1,5 @@
 """Parameters of one stage that differ in how replicas agree on them and where they are."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -25,6 +22,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
+from meshwright.testing.fresh import python
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.dry.run import dry_run
@@ -400,10 +398,7 @@ print("done")
 def test_a_store_of_a_users_own_is_one_file(tmp_path: Path) -> None:
     name = f"s{uuid4().hex[:8]}"
     (tmp_path / f"{name}.py").write_text(STORE)
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(SCRIPT), name], capture_output=True, text=True, check=False,
-        env=os.environ | {"MESHWRIGHT_STORAGE": str(tmp_path)}, timeout=400,
-    )  # fmt: skip
+    done = python("-c", dedent(SCRIPT), name, MESHWRIGHT_STORAGE=str(tmp_path))
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-4000:]
 
 

@@ -64,12 +64,20 @@ def cluster(device: str, *, captured: bool = False) -> Cluster:
     return Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=1)
 
 
-def made(case: JobCase, device: str) -> tuple[nn.Module, Graph, Plan]:
-    """The model in float32, or float64, and its plan."""
-    zoo = CASES[case.model]
-    dtype = torch.float64 if case.precision == "fp64" else torch.float32
+def model_of(case: JobCase) -> nn.Module:
+    """The model in float32, or float64, with the same weights each time."""
     with torch.device("cpu"):
-        model = zoo.model(dtype)
+        return CASES[case.model].model(_dtype(case))
+
+
+def _dtype(case: JobCase) -> torch.dtype:
+    return torch.float64 if case.precision == "fp64" else torch.float32
+
+
+def made(case: JobCase, device: str) -> tuple[nn.Module, Graph, Plan]:
+    """The model and its plan."""
+    zoo, dtype, model = CASES[case.model], _dtype(case), model_of(case)
+    with torch.device("cpu"):
         kernels = KERNELS if case.kernels else ()
         graph = mw.trace(
             copy.deepcopy(model), zoo.example(BATCH, dtype=dtype), zoo.loss_fn,
@@ -88,9 +96,8 @@ def made(case: JobCase, device: str) -> tuple[nn.Module, Graph, Plan]:
 
 def batches(case: JobCase, device: str, steps: int = STEPS) -> list[Any]:
     zoo = CASES[case.model]
-    dtype = torch.float64 if case.precision == "fp64" else torch.float32
     with torch.device("cpu"):
-        found = [zoo.example(BATCH, seed, dtype) for seed in range(steps)]
+        found = [zoo.example(BATCH, seed, _dtype(case)) for seed in range(steps)]
     return [{name: x.to(device) for name, x in batch.items()} for batch in found]
 
 

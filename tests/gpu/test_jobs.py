@@ -13,7 +13,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.models import CASES
 from meshwright.testing.plain import plain_step
 from tests.gpu.devices import each_name, on_each
-from tests.gpu.jobs import JOBS, RATE, JobCase, batches, job_of, made
+from tests.gpu.jobs import JOBS, RATE, JobCase, batches, job_of, model_of
 
 BOUNDS = {"fp64": (1e-11, 1e-9), "fp32": (1e-5, 3e-3), "tf32": (3e-3, 5e-2), "bf16": (2e-3, 6e-2)}
 """Of the loss, relative, and of the way that parameters went, relative to its length. Where numbers
@@ -22,7 +22,7 @@ are rounded it is compared with what is not: plain PyTorch in float32."""
 
 def plain(case: JobCase, device: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses of plain PyTorch on the device, and parameters before and after."""
-    model = made(case, device)[0].to(device)
+    model = model_of(case).to(device)
     start = {name: x.detach().clone() for name, x in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     loss_fn = CASES[case.model].loss_fn

@@ -46,8 +46,8 @@ def called(node: ast.AST) -> str:
 
 
 def test_caches_are_private_to_the_modules_that_declare_them() -> None:
-    made, declared = 0, dict[str, Path]()
-    for path, tree in sources().items():
+    made, declared, trees = 0, dict[str, Path](), sources()
+    for path, tree in trees.items():
         made += sum(called(node) == "Memo" for node in ast.walk(tree))
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and node.value and called(node.value) == "Memo":
@@ -55,7 +55,7 @@ def test_caches_are_private_to_the_modules_that_declare_them() -> None:
                 declared[f"{path}:{node.target.id}"] = path
     assert made == len(declared) > 10
     names = {key.rpartition(":")[2] for key in declared}
-    for path, tree in sources().items():
+    for path, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 assert names.isdisjoint(name.name for name in node.names), path

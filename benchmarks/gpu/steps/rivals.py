@@ -1,8 +1,12 @@
 """DDP, FSDP2 and torch's pipelining beside jobs of ours; with two GPUs or more."""
 
+import contextlib
+import io
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 from benchmarks.gpu.claim import Claim, fact, fixed, on_page
@@ -40,13 +44,29 @@ def _rehearsed() -> Iterator[Fact]:
     needs; what is read is its print of steps that nobody took."""
     from benchmarks.vs_torch import Took, line
 
-    helped = subprocess.run([sys.executable, "-m", PROGRAM, "--help"], capture_output=True,
-                            text=True, check=True).stdout  # fmt: skip
+    helped = _help()
     if missing := [option for option in OPTIONS if option not in helped]:
         raise RuntimeError(f"{PROGRAM} has no {missing[0]}; it has: {helped}")
     yield "rehearsed", "the program started, and its print is read"
     untaken = [(Took(1.0, 1.0, 0.0), Took(1.0, 1.0, 0.0))]
     yield from read("\n".join(line(name, 2, untaken) for name in RIVALS))
+
+
+def _help() -> str:
+    """What the program prints of its options, started as a program in this process: a step has one
+    of its own."""
+    printed, before = io.StringIO(), sys.argv
+    sys.argv = [PROGRAM, "--help"]
+    try:
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that it was imported before
+            runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{PROGRAM} --help ended with {end.code}") from end
+    finally:
+        sys.argv = before
+    return printed.getvalue()
 
 
 def read(printed: str) -> Iterator[Fact]:
