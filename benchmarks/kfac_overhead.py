@@ -159,7 +159,18 @@ def main() -> None:
     cores = min(RANKS, len(os.sched_getaffinity(0)))
     step_ms = {name: quiet_ms([s for s, _ in took[0][name]]) for name in made}
     processor_ms = {name: busy_ms([own[name] for own in took], cores) for name in made}
-    heads = ("step, ms", "busy", "told", "added", "busy", "told", "off", "paired", "from, to", "off")
+    heads = (
+        "step, ms",
+        "busy",
+        "told",
+        "added",
+        "busy",
+        "told",
+        "off",
+        "paired",
+        "from, to",
+        "off",
+    )
     table = Table("job", *heads)
     for name, plan in made.items():
         level = name.split(":")[0]
