@@ -10,8 +10,9 @@ most, as other work on the machine makes single steps longer and none shorter. `
 all ranks' processors were busy with in a step, shared out over the cores: a step takes that and
 what it waits. `paired` is the other reading of the same steps, in which nothing is chosen: the
 median of what a step takes longer than the plain one of the same turn, and between which two of
-these differences the median lies in 95 of 100 such runs (order statistics). `told` is the same of `plan.predicted`, on a cluster as it is measured first,
-once it is quiet. What other work there is (the load) is printed before and after.
+these differences the median lies in 95 of 100 such runs (order statistics). `told` is the same of
+`plan.predicted`, on a cluster as it is measured first, once it is quiet. What other work there is
+(the load) is printed before and after.
 """
 
 import argparse
@@ -159,7 +160,18 @@ def main() -> None:
     cores = min(RANKS, len(os.sched_getaffinity(0)))
     step_ms = {name: quiet_ms([s for s, _ in took[0][name]]) for name in made}
     processor_ms = {name: busy_ms([own[name] for own in took], cores) for name in made}
-    heads = ("step, ms", "busy", "told", "added", "busy", "told", "off", "paired", "from, to", "off")
+    heads = (
+        "step, ms",
+        "busy",
+        "told",
+        "added",
+        "busy",
+        "told",
+        "off",
+        "paired",
+        "from, to",
+        "off",
+    )
     table = Table("job", *heads)
     for name, plan in made.items():
         level = name.split(":")[0]
@@ -170,8 +182,8 @@ def main() -> None:
             added, busy = step - step_ms[level], processor_ms[name] - processor_ms[level]
             more = told - 1e3 * made[level].predicted.step_s
             mid, low, high = paired_ms(took[0][name], took[0][level])
-            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}",
-                      f"{mid:.1f}", f"{low:.1f} to {high:.1f}", f"{more / mid - 1:+.0%}"]  # fmt: skip
+            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}"]
+            cells += [f"{mid:.1f}", f"{low:.1f} to {high:.1f}", f"{more / mid - 1:+.0%}"]
         table.add_row(name, *cells)
     Console(width=140).print(table)
     print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after (with four processes); a loop "

@@ -112,7 +112,11 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
         publish=actions.publish,
         hidden_s=actions.hidden_s,
         memory=stage_memory_of(
-            tables.run_as.memory, costs, parts, held, sync,
+            tables.run_as.memory,
+            costs,
+            parts,
+            held,
+            sync,
             ways_of(tables, costs, sync.groups, held, sync.blocks),
         ),
         uncertain_s=costs.cost.uncertain_s

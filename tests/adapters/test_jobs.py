@@ -15,8 +15,8 @@ from meshwright.adapters.adapted_linear import AdaptedLinear
 from meshwright.adapters.files import trained_names
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph import quantised
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.quantised import dequantised
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace

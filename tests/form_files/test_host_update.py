@@ -333,7 +333,8 @@ def test_memory_of_parameters_that_come_block_by_block(ahead: int, precision: st
     assert counted[1] < counted[0] / 2.8
     # Gradients have gone when parameters that come at once are there; else it is the most there is.
     if ahead:
-        assert counted[1] <= said[1].tensor_bytes < 1.6 * counted[1]
+        most = said[1].tensor_bytes + said[1].late_copies_bytes
+        assert counted[1] <= most < 1.6 * counted[1]
     else:
         assert said[1].tensor_bytes == pytest.approx(counted[1], rel=0.01)
 
