@@ -102,7 +102,7 @@ def test_buckets_and_gathers_are_of_the_forms_that_have_them() -> None:
     ):  # fmt: skip
         group = SteppedGroup(exchange(form, ranks), TRAINED, 1, ranks, ranks)
         found = stack_bytes(habits, [group])
-        assert found == (always * TRAINED, stepping * TRAINED, apart * TRAINED)
+        assert found == (always * TRAINED, stepping * TRAINED, apart * TRAINED, 0)
 
 
 def test_what_is_reserved_apart_is_given_back_when_memory_is_short(
