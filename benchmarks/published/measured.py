@@ -38,7 +38,7 @@ _MEMORY = (
 
 def memory_of(measured: Mapping[str, Any], framework: str = "") -> tuple[float | None, str]:
     """Returns what was measured, and what a table's words mean by it. torchtitan logs what is
-    reserved (components/metrics.py), whoever reads its logs (torchao's parse_torchtitan_logs.py)."""
+    reserved (components/metrics.py), whoever reads its log (torchao: parse_torchtitan_logs.py)."""
     for key, unit, kind in _MEMORY:
         if key in measured:
             logs_reserved = kind == "allocated" and "torchtitan" in framework

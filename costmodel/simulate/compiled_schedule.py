@@ -68,6 +68,14 @@ class Table:
         )  # fmt: skip
 
     @cached_property
+    def routes(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the message that each action needs: its source and target rank, and the border."""
+        return tuple([
+            (self.pairs[item.pair][0] if item.pair >= 0 else -1, item.rank, item.border)
+            for item in self.items
+        ])  # fmt: skip
+
+    @cached_property
     def receivers(self) -> tuple[int, ...]:
         """Position of an action -> that of the action of another rank that needs its message."""
         found = [-1] * len(self.items)

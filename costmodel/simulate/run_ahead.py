@@ -49,12 +49,11 @@ class _Ahead:
         sending, getting = [0.0] * len(ranks), [0.0] * len(ranks)
         for rank in ranks:
             next(rank, None)
-        ready, arrived, waits_at, items = self.ready, self.arrived, self.waits_at, table.items
+        ready, arrived, waits_at, routes = self.ready, self.arrived, self.waits_at, table.routes
         while ready:
             _, position, time = heappop(ready)
-            target, _, _, _, _, border, pair = items[position]
+            source, target, border = routes[position]
             if seconds := send_s[border]:
-                source = table.pairs[pair][0]
                 if sending[source] > time:
                     time = sending[source]
                 if getting[target] > time:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import sub
 from typing import NamedTuple
 
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, K, R, Table, W
@@ -82,8 +83,9 @@ class Timeline:
 
     def moved(self, later_s: float, offsets: tuple[float, ...]) -> "Timeline":
         """The same, so much later."""
-        starts = [start + later_s for start in self.ran.starts]
-        ends = [end + later_s for end in self.ran.ends]
+        later = float(later_s).__add__
+        starts = list(map(later, self.ran.starts))
+        ends = list(map(later, self.ran.ends))
         return replace(self, ran=Ran(starts, ends, self.ran.channels), offsets=offsets)
 
     @cached_property
@@ -98,8 +100,8 @@ class Timeline:
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Per pipeline rank, seconds in actions."""
-        starts, ends = self.ran.starts, self.ran.ends
-        return tuple(sum(ends[p] - starts[p] for p in row) for row in self.table.rows)
+        lengths = list(map(sub, self.ran.ends, self.ran.starts))
+        return tuple([sum(map(lengths.__getitem__, row)) for row in self.table.rows])
 
     @property
     def bubble(self) -> float:

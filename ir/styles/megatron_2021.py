@@ -15,5 +15,6 @@ STYLE = Style(
     kernels=("layer_norm", "bias_gelu", "gelu"),
     pins=(*ZERO_ONLY, "overlap=none"),
     memory=StackMemory(reserved=RESERVED),
-    reference="Narayanan et al. 2021, section 4 (4.1: scatter and gather between stages); megatron/model/distributed.py of v2.4",
+    reference="Narayanan et al. 2021, section 4 (4.1: scatter and gather between stages); "
+    "megatron/model/distributed.py of v2.4",
 )

@@ -1,5 +1,5 @@
-"""Megatron-LM as Korthikanti et al. 2022 ran it with sequence parallelism: norms and dropouts are on
-parts of the sequence, and what is gathered for a product is gathered again in the backward."""
+"""Megatron-LM as Korthikanti et al. 2022 ran it with sequence parallelism: norms and dropouts are
+on parts of the sequence, and what is gathered for a product is gathered again in the backward."""
 
 from dataclasses import replace
 

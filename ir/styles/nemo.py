@@ -19,7 +19,6 @@ STYLE = replace(
     chunks=True,
     casting=Casting(operand=4, result=4),
     experts_cpu_s=(4.0e-3, 4.0e-3),
-    band=0.74,
     kernels=(*MEGATRON.kernels, "gather_linear", "linear_scatter"),
     pins=(*ZERO_ONLY, "overlap=linear"),
     reference="Transformer Engine; attention: FlashAttention-3 (Shah et al. 2024, figures 5, 6), "

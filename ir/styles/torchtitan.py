@@ -11,10 +11,10 @@ STYLE = Style(
     stops_early=True,
     variants=("halves",),
     # FSDP2 makes reduced gradients on the stream that reduces them (_fsdp_collectives.py,
-    # foreach_reduce). A loss that is not compiled adds two
-    # float32 temporaries where classes are split (torch.distributed.tensor.parallel.loss): the
+    # foreach_reduce; pytorch pull request 129721). A loss that is not compiled adds two float32
+    # temporaries where classes are split (torch.distributed.tensor.parallel.loss): the
     # exponential and a sum, less the one that it ends in.
     memory=StackMemory(reserved=RESERVED, split_loss_bytes=14, gradients_apart=True),
-    reference="torchtitan docs/fsdp.md; wheels of torch of that time; torch.utils.checkpoint, which "
-    "without reentry stops early (set_checkpoint_early_stop)",
+    reference="torchtitan docs/fsdp.md; wheels of torch of that time; torch.utils.checkpoint, "
+    "which without reentry stops early (set_checkpoint_early_stop)",
 )

@@ -102,7 +102,7 @@ def test_buckets_and_gathers_are_of_the_forms_that_have_them() -> None:
     ):  # fmt: skip
         group = SteppedGroup(exchange(form, ranks), TRAINED, 1, ranks, ranks)
         found = stack_bytes(habits, [group])
-        assert found == (always * TRAINED, stepping * TRAINED, apart * TRAINED)
+        assert found == (always * TRAINED, stepping * TRAINED, apart * TRAINED, 0)
 
 
 def test_what_is_reserved_apart_is_given_back_when_memory_is_short(
@@ -181,3 +181,17 @@ def test_a_loss_whose_classes_ranks_share_takes_what_the_stack_says(
     logits = 32 * 64 * WORDS // 8
     # Sums of its gradients come when it has run.
     assert more.workspace_bytes + more.gradients_bytes == 14 * logits > plain.workspace_bytes
+
+
+def test_reduced_gradients_stay_reserved_in_a_pool_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart = StackMemory(gradients_apart=True)
+    trained = sum(t.numel for t in small_llama().parameters if t.requires_grad) * 4
+    plain = memory(monkeypatch, NONE, dp_shard=8, zero=3)
+    more = memory(monkeypatch, apart, dp_shard=8, zero=3)
+    assert more.total_bytes - plain.total_bytes == pytest.approx(trained / 8, rel=0.01)
+    # Of several micro-batches those of the one before are there anyway; of whole ones none is made.
+    for layout in ({"zero": 3, "num_microbatches": 2}, {"zero": 1}):
+        both = [memory(monkeypatch, x, dp_shard=8, **layout) for x in (NONE, apart)]
+        assert both[0].total_bytes == both[1].total_bytes
