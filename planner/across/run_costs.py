@@ -376,12 +376,17 @@ class RunCosts:
 
     def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The
-        stage on the other side is taken to have the same layouts."""
+        stage on the other side is taken to have the same layouts. Of a stack that sends parts of
+        what ranks have alike, no less than the parts."""
         key = (at.spot.model, at.variant, at.spot.samples, link)
         if key not in self._sent:
             parts = self._parts(at)
             sent = parts[:, 0] * at.spot.samples / self.problem.batch + parts[:, 1]
-            known = {n: send_time(n, link) if link and n else 0.0 for n in set(sent.tolist())}
+            ranks = dict(at.spot.model).get("tp", 1)
+            parted = ranks if self.problem.tables.run_as.parts_borders else 1
+            known = {
+                n: send_time(n / parted, link) if link and n else 0.0 for n in set(sent.tolist())
+            }
             self._sent[key] = sent, np.array([known[n] for n in sent.tolist()])
         return self._sent[key]
 
