@@ -1,11 +1,12 @@
 """Pipelines whose forwards and backwards run together (`dual_pipe_v_pairs`): of a plan that waits
 for collectives inside its blocks, with all blocks cut anew into two stages of a V on each rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.candidates import even_cuts
@@ -65,6 +66,10 @@ def _are_alike(plan: Plan) -> bool:
     return all(other == first for other in others) and not any(s.by_parameter for s in plan.stages)
 
 
+def _names(blocks: Sequence[Block]) -> set[str]:
+    return {name for block in blocks for name in (block.name, block.pattern)}
+
+
 def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, ...]:
     """As many stages, of about equal work; what stages say of patterns is said of all."""
     blocks, work = problem.graph.blocks, list[float]()
@@ -81,7 +86,7 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, .
     found = []
     for (start, stop), rank in zip(pairwise(cuts), owners, strict=True):
         own = blocks[start:stop]
-        known = {block.name for block in own} | {block.pattern for block in own}
+        known = _names(own) | (layouts.keys() - _names(blocks))  # the prelude's, too
         found.append(
             replace(
                 plan.stages[0], first=own[0].name, last=own[-1].name, devices=devices[rank],
