@@ -100,7 +100,8 @@ def test_finished_plans_are_tried_with_pairs_and_a_pin_asks_for_them() -> None:
     graph, _ = planned("gpt2", 8, "none", tp=2, **PAIRS)
     asked = problem(graph, machine(4), constraints=("pp=2", "tp=2"))
     base = build_plan(asked, uniform_choice(asked, pp=2, tp=2, num_microbatches=4))
-    (tried,) = variants("paired", asked, base)
+    tried, more = variants("paired", asked, base)
+    assert [p.num_microbatches for p in (tried, more)] == [4, 8]
     assert (
         paired_stages(tried) == {0, 1, 2, 3} and [s.overlap for s in tried.stages] == ["none"] * 4
     )

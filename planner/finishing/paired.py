@@ -8,6 +8,7 @@ from itertools import pairwise
 from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.verify import verify
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.candidates import even_cuts
 from meshwright.planner.problem.problem import Problem
@@ -26,8 +27,9 @@ _LEAST = 0.02
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan under each schedule with pairs."""
-    ranks, count = len(plan.schedule.rows), plan.num_microbatches
+    """The plan under each schedule with pairs, and with micro-batches of half the samples: what runs
+    together fills a ramp that is twice as long."""
+    ranks = len(plan.schedule.rows)
     if ranks == 1 or not _is_waiting(plan) or not _are_alike(plan):
         return
     for name in allowed(problem.constraints, "schedule", SCHEDULES):
@@ -36,12 +38,18 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         per_rank = stages_per_rank(name)[0]
         if ranks * per_rank > len(problem.graph.blocks):
             continue
-        if not fits(name, ranks * per_rank, count, ranks):
-            continue
-        made = make_schedule(name, ranks * per_rank, count, ranks)
-        owners = [made.rank_of(index) for index in range(made.num_stages)]
-        stages = _cut_anew(problem, plan, owners)
-        yield changed(problem, plan, stages=stages, schedule=plan_table(name, made))
+        for parts in (1, 2):
+            count = parts * plan.num_microbatches
+            if not fits(name, ranks * per_rank, count, ranks):
+                continue
+            made = make_schedule(name, ranks * per_rank, count, ranks)
+            owners = [made.rank_of(index) for index in range(made.num_stages)]
+            found = replace(
+                plan, stages=_cut_anew(problem, plan, owners, parts), num_microbatches=count,
+                schedule=plan_table(name, made), predicted=None,
+            )  # fmt: skip
+            if not any(finding.severity == "error" for finding in verify(found)):
+                yield changed(problem, found)
 
 
 def _is_waiting(plan: Plan) -> bool:
@@ -70,8 +78,9 @@ def _names(blocks: Sequence[Block]) -> set[str]:
     return {name for block in blocks for name in (block.name, block.pattern)}
 
 
-def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, ...]:
-    """As many stages, of about equal work; what stages say of patterns is said of all."""
+def _cut_anew(problem: Problem, plan: Plan, owners: list[int], parts: int) -> tuple[Stage, ...]:
+    """As many stages, of about equal work, with that part of the samples of a micro-batch; what
+    stages say of patterns is said of all."""
     blocks, work = problem.graph.blocks, list[float]()
     for index in range(len(plan.stages)):
         costs = stage_costs(problem.tables, plan, index)
@@ -90,6 +99,7 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, .
         found.append(
             replace(
                 plan.stages[0], first=own[0].name, last=own[-1].name, devices=devices[rank],
+                batch_shares=tuple([share // parts for share in plan.stages[0].batch_shares]),
                 overlap="none",
                 layouts={key: name for key, name in layouts.items() if key in known},
                 recompute={key: mode for key, mode in recompute.items() if key in known},
