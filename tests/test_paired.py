@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.block.overlap import NOTHING, Phases
-from meshwright.costmodel.block.paired import Cut, Part, hidden_s
+from meshwright.costmodel.block.overlap import NOTHING, PhaseTimes
+from meshwright.costmodel.block.paired import CoursePart, Cut, hidden_s
 from meshwright.costmodel.stage.program import NO_SLOWDOWN
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -62,10 +62,10 @@ def test_a_pair_waits_for_what_either_needs() -> None:
 def test_both_hide_what_the_other_computes() -> None:
     """A forward of 2 s, 3 s on the way, 2 s; a backward of 1, 2 and 1: alone 7 and 4 s. Together
     the second message waits for the first, and all ends after 8 s."""
-    phases = Phases([2.0, 2.0], [1.0, 1.0], [3.0], [2.0])
-    part = Part(Cut(NOTHING, phases, NO_SLOWDOWN), 0.0)
+    phases = PhaseTimes([2.0, 2.0], [1.0, 1.0], [3.0], [2.0])
+    part = CoursePart(Cut(NOTHING, phases, NO_SLOWDOWN), 0.0)
     assert hidden_s((part,), (part,)) == pytest.approx(3.0)
-    whole = Part(None, 4.0)
+    whole = CoursePart(None, 4.0)
     assert hidden_s((part,), (whole,)) == pytest.approx(3.0), "4 s of work beside 3 s on the way"
     assert hidden_s((whole,), (whole,)) == 0.0
 

@@ -97,7 +97,7 @@ def test_a_dry_run_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ends_that_disagree_are_named() -> None:
     rows = rows_of(make_schedule("gpipe", 2, 2, 2))
-    messages, count = rows[1]
+    messages, count, _ = rows[1]
     first, second, *more = [m for m in messages if not m.gradient]
     swapped = replace(first, number=1), replace(second, number=0)
     (other, others) = rows[0][0], rows[0][1]
