@@ -27,8 +27,7 @@ _LEAST = 0.02
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan under each schedule with pairs, also with half the samples in a micro-batch: ramps are
-    of twice as many stages."""
+    """The plan under each schedule with pairs, also with half the samples in a micro-batch."""
     ranks = len(plan.schedule.rows)
     if ranks == 1 or not _is_waiting(plan) or not _are_alike(plan):
         return
