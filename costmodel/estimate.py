@@ -13,7 +13,7 @@ from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.overheads import TALKING
 from meshwright.costmodel.simulate.compiled_schedule import table_of
-from meshwright.costmodel.simulate.simulate import StageTimes, Together
+from meshwright.costmodel.simulate.simulate import HiddenTogether, StageTimes
 from meshwright.costmodel.simulate.step import (
     Ending,
     StepTimes,
@@ -124,7 +124,7 @@ def _times(
     costs: StageCosts,
     model: StageModel,
     slow: float,
-    beside: Mapping[int, Together],
+    beside: Mapping[int, HiddenTogether],
     style: Style,
 ) -> StageTimes:
     """Times with cores to itself: the simulator slows what shares them, by communication too."""

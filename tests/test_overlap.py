@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import AxisConversion
 from meshwright.codegen.collectives.products import columns, rows
 from meshwright.codegen.lower.lower import lower
-from meshwright.costmodel.block.overlap import Phases, _turns
+from meshwright.costmodel.block.overlap import PhaseTimes, _turns
 from meshwright.costmodel.stage.program import play
 from meshwright.ir.cluster.device import OpClass, OpCurve
 from meshwright.ir.graph.graph import Graph
@@ -203,7 +203,7 @@ def test_turns_hide_at_most_what_computes_beside(forward: list[int], sent: list[
     """No turn is shorter than the computing, than what is sent, and none longer than all in a row;
     the price is that of the runtime's turns, taken here by hand."""
     times = [float(f) for f in forward], [float(s) for s in sent[: len(forward) - 1]]
-    parts = [Phases(times[0], times[0], [*times[1]], [*times[1]]) for _ in range(2)]
+    parts = [PhaseTimes(times[0], times[0], [*times[1]], [*times[1]]) for _ in range(2)]
     for back in (False, True):
         took = play(tuple(_turns(parts, back=back)))[0]
         assert took == by_hand(*times, back)

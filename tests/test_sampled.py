@@ -55,6 +55,7 @@ KEPT = {
 }
 BOTH = ("place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)")
 TURNED = ("place *.experts.* ep=S(0,outer=2)", "place *.experts.* tp=S(0)")
+PAIRS = {"schedule": "dual_pipe_v_pairs", "num_microbatches": 4}
 ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
     "replicas": (EP2, {"dp_replicate": 2}),
     "uneven replicas": (EP2, {"dp_shard": 2, "zero": 3, SHARES: (6, 2)}),
@@ -75,6 +76,20 @@ ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
         (*EP2, *TP2),
         {"zero": 1, PLACED: BOTH, "recompute": "full", STAGE: {"overlap": "blocks"}},
     ),
+    "pairs, recomputed": (EP2, {"pp": 2, "zero": 1, "recompute": "full", **PAIRS}),
+    "pairs that gather": (EP2, {"pp": 2, "zero": 3, **PAIRS}),
+    "pairs of kept ops, uneven stages": (
+        EP2,
+        {
+            "cuts": (1,),
+            "dp_shard": 2,
+            "zero": 2,
+            **PAIRS,
+            "num_microbatches": 2,
+            STAGE: {"saved": KEPT},
+        },
+    ),
+    "pairs on tp, too": ((*EP2, *TP2), {"cuts": (2,), "zero": 1, PLACED: BOTH, **PAIRS}),
 }
 ON_EIGHT = {
     "cp and tp": ((*CP2, *EP2, *TP2), {"zero": 2}),

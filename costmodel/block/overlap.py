@@ -183,7 +183,7 @@ class WalkTurns(NamedTuple):
 
 
 @dataclass(slots=True)
-class Phases:
+class PhaseTimes:
     """Seconds of each phase of a half, and of the collectives after it."""
 
     forward: list[float]
@@ -305,7 +305,7 @@ def is_worth(walk: Walk, own: Collection[str] = ()) -> bool:
     return bool(sent or walk.travels) and all(move.axis != "dp" for move in sent)
 
 
-def _hidden_s(lines: Sequence[Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
+def _hidden_s(lines: Sequence[PhaseTimes], slow: Overlap, *, back: bool, sent_s: float) -> float:
     """Of collectives that take `sent_s` where nothing is beside them."""
     took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
     return sent_s - (took_s - sum(p.backward_s if back else p.forward_s for p in lines))
@@ -315,9 +315,9 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _in_a_row(parts: Sequence[Phases]) -> Phases:
+def _in_a_row(parts: Sequence[PhaseTimes]) -> PhaseTimes:
     """The phases of one block after those of another."""
-    found = Phases([], [], [], [])
+    found = PhaseTimes([], [], [], [])
     for part in parts:
         lists = part.lists
         length = max(map(len, lists))
@@ -399,11 +399,11 @@ def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
     return _computed(times, turns).computing
 
 
-def _computed(times: Sequence[OpTime], turns: WalkTurns) -> Phases:
-    """Phases without collectives."""
+def _computed(times: Sequence[OpTime], turns: WalkTurns) -> PhaseTimes:
+    """PhaseTimes without collectives."""
     count = 1 + max(turns.ops, default=-1)
     forward, backward, beside, beside_back = ([0.0] * count for _ in range(4))
-    found = Phases(forward, backward, [], [], beside, beside_back)
+    found = PhaseTimes(forward, backward, [], [], beside, beside_back)
     for time, phase, is_beside in zip(times, turns.ops, turns.beside, strict=True):
         (beside if is_beside else forward)[phase] += time.forward_s
         back_s = time.backward_input_s + time.backward_weight_s
@@ -413,7 +413,7 @@ def _computed(times: Sequence[OpTime], turns: WalkTurns) -> Phases:
     return found
 
 
-def phases_of(walk: Walk) -> Phases:
+def phases_of(walk: Walk) -> PhaseTimes:
     """Those of a block on its samples."""
     turns = turns_of(walk)
     found = _computed(walk.times, turns)
@@ -476,7 +476,7 @@ def _at(seconds: list[float], phase: int, more_s: float) -> None:
     seconds[phase] += more_s
 
 
-def _turns(parts: Sequence[Phases], *, back: bool) -> Iterator[Step]:
+def _turns(parts: Sequence[PhaseTimes], *, back: bool) -> Iterator[Step]:
     """Both halves, each as far as its next collective, in turn."""
     left = [half_steps(part, 10**6 * n, back) for n, part in enumerate(parts)]
     while left:
@@ -488,7 +488,7 @@ def _turns(parts: Sequence[Phases], *, back: bool) -> Iterator[Step]:
                 yield from turn
 
 
-def half_steps(part: Phases, job: int, back: bool) -> Iterator[list[Step]]:
+def half_steps(part: PhaseTimes, job: int, back: bool) -> Iterator[list[Step]]:
     """What it does, as far as each collective that it begins, and then to its end."""
     if back:
         lists = part.backward, part.sent_back, part.beside_back

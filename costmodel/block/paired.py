@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshwright.costmodel.block.overlap import (
     Hidden,
-    Phases,
+    PhaseTimes,
     half_steps,
     in_halves,
     moves_of,
@@ -25,11 +25,11 @@ class Cut(NamedTuple):
 
     alone: Hidden
     """What is hidden of it where nothing of another micro-batch is beside it."""
-    phases: Phases
+    phases: PhaseTimes
     slow: Overlap
 
 
-class Part(NamedTuple):
+class CoursePart(NamedTuple):
     """A block of an action."""
 
     cut: Cut | None
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     """That is made again in turns, too."""
 
 
-Course = tuple[Part, ...]
+Course = tuple[CoursePart, ...]
 """The blocks of an action, in the order in which they run."""
 Turn = list[Step]
 

@@ -38,7 +38,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import Schedule, Work
 
 
-class Together(NamedTuple):
+class HiddenTogether(NamedTuple):
     """What a forward and a backward that run together hide of their collectives."""
 
     seconds: float = 0.0
@@ -72,7 +72,7 @@ class StageTimes:
     """Of `saved_bytes`."""
     blocks: bool = False
     """Its messages keep both ends waiting."""
-    together: Mapping[int, Together] = field(default_factory=dict)
+    together: Mapping[int, HiddenTogether] = field(default_factory=dict)
     """Stage of a backward that a forward of this one runs together with -> what the two hide."""
 
     def of(self, work: Work) -> float:
@@ -145,12 +145,12 @@ def _pairs(table: Table, stages: Sequence[StageTimes]) -> dict[tuple[int, int], 
             programs = (
                 stages[ahead.stage].program(ahead.kind), stages[back.stage].program(back.kind),
             )  # fmt: skip
-            hidden = stages[ahead.stage].together.get(back.stage, Together())
+            hidden = stages[ahead.stage].together.get(back.stage, HiddenTogether())
             found[key] = _joined(*programs, hidden)
     return found
 
 
-def _joined(forward: Program, backward: Program, hidden: Together) -> Program:
+def _joined(forward: Program, backward: Program, hidden: HiddenTogether) -> Program:
     """Both programs, without the collectives that the two hide."""
     steps = (*forward.steps, *backward.steps)
     sent_s = sum([s.seconds for s in steps if s.do is Do.TALK and s.what == "tensor"])

@@ -1,12 +1,14 @@
 """Pipelines whose forwards and backwards run together (`dual_pipe_v_pairs`): of a plan that waits
 for collectives inside its blocks, with all blocks cut anew into two stages of a V on each rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.verify import verify
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.candidates import even_cuts
 from meshwright.planner.problem.problem import Problem
@@ -25,8 +27,8 @@ _LEAST = 0.02
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan under each schedule with pairs."""
-    ranks, count = len(plan.schedule.rows), plan.num_microbatches
+    """The plan under each schedule with pairs, also with half the samples in a micro-batch."""
+    ranks = len(plan.schedule.rows)
     if ranks == 1 or not _is_waiting(plan) or not _are_alike(plan):
         return
     if problem.tables.run_as.blocking_sends:
@@ -37,12 +39,18 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         per_rank = stages_per_rank(name)[0]
         if ranks * per_rank > len(problem.graph.blocks):
             continue
-        if not fits(name, ranks * per_rank, count, ranks):
-            continue
-        made = make_schedule(name, ranks * per_rank, count, ranks)
-        owners = [made.rank_of(index) for index in range(made.num_stages)]
-        stages = _cut_anew(problem, plan, owners)
-        yield changed(problem, plan, stages=stages, schedule=plan_table(name, made))
+        for parts in (1, 2):
+            count = parts * plan.num_microbatches
+            if not fits(name, ranks * per_rank, count, ranks):
+                continue
+            made = make_schedule(name, ranks * per_rank, count, ranks)
+            owners = [made.rank_of(index) for index in range(made.num_stages)]
+            found = replace(
+                plan, stages=_cut_anew(problem, plan, owners, parts), num_microbatches=count,
+                schedule=plan_table(name, made), predicted=None,
+            )  # fmt: skip
+            if not any(finding.severity == "error" for finding in verify(found)):
+                yield changed(problem, found)
 
 
 def _is_waiting(plan: Plan) -> bool:
@@ -67,8 +75,13 @@ def _are_alike(plan: Plan) -> bool:
     return all(other == first for other in others) and not any(s.by_parameter for s in plan.stages)
 
 
-def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, ...]:
-    """As many stages, of about equal work; what stages say of patterns is said of all."""
+def _names(blocks: Sequence[Block]) -> set[str]:
+    return {name for block in blocks for name in (block.name, block.pattern)}
+
+
+def _cut_anew(problem: Problem, plan: Plan, owners: list[int], parts: int) -> tuple[Stage, ...]:
+    """As many stages, of about equal work, with that part of the samples of a micro-batch; what
+    stages say of patterns is said of all."""
     blocks, work = problem.graph.blocks, list[float]()
     for index in range(len(plan.stages)):
         costs = stage_costs(problem.tables, plan, index)
@@ -83,10 +96,11 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int]) -> tuple[Stage, .
     found = []
     for (start, stop), rank in zip(pairwise(cuts), owners, strict=True):
         own = blocks[start:stop]
-        known = {block.name for block in own} | {block.pattern for block in own}
+        known = _names(own) | (layouts.keys() - _names(blocks))  # the prelude's, too
         found.append(
             replace(
                 plan.stages[0], first=own[0].name, last=own[-1].name, devices=devices[rank],
+                batch_shares=tuple([share // parts for share in plan.stages[0].batch_shares]),
                 overlap="none",
                 layouts={key: name for key, name in layouts.items() if key in known},
                 recompute={key: mode for key, mode in recompute.items() if key in known},

@@ -61,6 +61,10 @@ GOLDEN = {
 }
 
 
+GOLDEN["dual_pipe_v_pairs"] = """0F0 0F1 0F2 3F0 3B0 3F1 3B1 3F2+0B0 3B2 0B1 0B2
+    1F0 2F0 1F1 2F1 1F2+2B0 2F2+1B0 2B1 1B1 2B2 1B2"""
+
+
 def sizes() -> st.SearchStrategy[tuple[int, int, int]]:
     return st.tuples(st.integers(1, 6), st.integers(1, 14), st.integers(0, 2))
 
@@ -136,6 +140,17 @@ def test_dual_pipe_v_is_that_of_torch(ranks: int, microbatches: int) -> None:
     ]
     schedule = make_schedule("dual_pipe_v", 2 * ranks, microbatches, ranks)
     assert str(schedule).splitlines() == rows
+    together = {
+        tuple(map(str, one.sub_actions))
+        for rank in range(ranks)
+        for one in theirs._calculate_single_rank_operations(rank)
+        if one and one.sub_actions
+    }
+    ours = make_schedule("dual_pipe_v_pairs", 2 * ranks, microbatches, ranks).pairs
+    assert {(str(a), str(b)) for a, b in ours} >= together
+    apart = {(a, b) for a, b in ours if (str(a), str(b)) not in together}
+    # Theirs leaves the first pair of the rank at the turn of the V apart.
+    assert all(a.stage == ranks - 1 for a, _ in apart) and len(apart) <= 1
 
 
 def _of_torch(schedule: Schedule) -> Schedule:

@@ -264,14 +264,15 @@ STEPS = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.data(), st.sampled_from([*MADE]), st.integers(1, 3), st.integers(1, 4),
+    st.data(), st.sampled_from([*MADE, "pairs"]), st.integers(1, 3), st.integers(1, 4),
     st.sampled_from([1.0, 1.25]), st.sampled_from([1.0, 2.0]),
 )  # fmt: skip
 def test_running_ahead_and_events_agree(
     data: st.DataObject, kind: str, stages: int, count: int, compute: float, channel: float
 ) -> None:
     """Two programs that share no code but for whose turn it is at a port."""
-    schedule = MADE[kind](stages, stages * count)
+    pairs = make_schedule("dual_pipe_v_pairs", 2 * stages, stages * count, stages)
+    schedule = pairs if kind == "pairs" else MADE[kind](stages, stages * count)
     costs = []
     drawn = [data.draw(TIMES) for _ in range(schedule.num_stages)]
     for cost in apart(drawn) if data.draw(st.booleans()) else drawn:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.schedule import Schedule
+from meshwright.ir.plan.schedule import Action, Schedule
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.messages.messages import pairs_of, plan_messages
@@ -32,13 +32,18 @@ def rows_of(schedule: Schedule, replicas: int | tuple[int, ...] = 1) -> dict[int
     for rank in range(one.plan.world_size):
         programs = programs_of(one.chain, one.plan, rank)
         messages = plan_messages(one.plan, schedule, programs, rank)
-        found[rank] = messages, len(schedule.ranks[schedule.rank_of(programs[0].index)])
+        row = schedule.ranks[schedule.rank_of(programs[0].index)]
+        found[rank] = messages, len(row), pairs_in(schedule, row)
     return found
+
+
+def pairs_in(schedule: Schedule, row: tuple[Action, ...]) -> set[int]:
+    return {row.index(first) for first, _ in schedule.pairs if first in row}
 
 
 def waits(schedule: Schedule, replicas: int | tuple[int, ...] = 1, *, opened: bool = True) -> Any:
     rows = rows_of(schedule, replicas)
-    done = {rank: doings(found, rank, count) for rank, (found, count) in rows.items()}
+    done = {rank: doings(found, rank, *more) for rank, (found, *more) in rows.items()}
     return standstill(done, opened=opened)
 
 
@@ -92,7 +97,7 @@ def test_a_dry_run_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ends_that_disagree_are_named() -> None:
     rows = rows_of(make_schedule("gpipe", 2, 2, 2))
-    messages, count = rows[1]
+    messages, count, _ = rows[1]
     first, second, *more = [m for m in messages if not m.gradient]
     swapped = replace(first, number=1), replace(second, number=0)
     (other, others) = rows[0][0], rows[0][1]
@@ -104,7 +109,7 @@ def test_ends_that_disagree_are_named() -> None:
     assert any("where rank 1 asks for" in text for text in found)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "zbv", "interleaved", "pre_recompute_1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "zbv", "interleaved", "dual_pipe_v_pairs"])
 def test_executor_and_mailbox_do_what_is_looked_at(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,8 +133,10 @@ def test_executor_and_mailbox_do_what_is_looked_at(
         mailbox = Mailbox(rank, messages, programs, samples, groups, device, recorder)
         stages: Any = {p.index: _Stage(p) for p in programs}
         offsets = dict.fromkeys(stages, 0)
-        Executor(row, stages, mailbox, offsets, 6, RankProgress(), recorder).run(lambda s, m: {})
-        wanted = list(doings(messages, rank, len(row)))
+        Executor(
+            row, stages, mailbox, offsets, 6, RankProgress(), recorder, pairs=schedule.pairs
+        ).run(lambda s, m: {})
+        wanted = list(doings(messages, rank, len(row), pairs_in(schedule, row)))
         assert _by_action(done) == _by_action(wanted), f"rank {rank}"
 
 
@@ -163,6 +170,14 @@ class _Stage:
 
     def __call__(self, microbatch: int, values: Any, **more: Any) -> dict[str, torch.Tensor]:
         return _zeros(self.program.sends)
+
+    def forward_turns(self, microbatch: int, values: Any, **more: Any) -> Any:
+        yield
+        return _zeros(self.program.sends)
+
+    def backward_turns(self, microbatch: int, gradients: Any, last: bool) -> Any:
+        yield
+        return _zeros(self.program.receives)
 
     def recompute(self, microbatch: int) -> None:
         pass
