@@ -170,7 +170,7 @@ def readable(weight: Tensor) -> int:
 def programs(launch: dict[str, int], rows: int, ranks: int, weight: Tensor) -> int:
     """As many as run at once, and no more than there are tiles."""
     side = triton.cdiv(rows, launch["ROWS"]), triton.cdiv(len(weight), launch["COLUMNS"])
-    return min(ranks * side[0] * side[1], processors(weight))
+    return min(int(ranks * side[0] * side[1]), processors(weight))
 
 
 def _give_room() -> None:

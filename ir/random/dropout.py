@@ -166,7 +166,7 @@ def _of_line(
     """By factors of all numbers from the first to the last, of which x has some: what a device
     holds the host does not read."""
     line = x.new_ones(span(dims, strides), dtype=held_dtype(x.dtype))
-    drawn = FACTORS(line, p, 0, first, (-1,), (1,), held, 1)
+    drawn: Tensor = FACTORS(line, p, 0, first, (-1,), (1,), held, 1)
     return (x * drawn.as_strided(tuple(dims), tuple(strides)).reshape(x.shape)).to(x.dtype)
 
 

@@ -46,7 +46,8 @@ def reference(
     """x: [..., width], bias: [width]."""
     wider = held_dtype(x.dtype)
     made = torch.nn.functional.gelu(x.to(wider) + bias.to(wider), approximate=kind(tanh))
-    return (made * FACTORS(made, p, key, first, sizes, strides, held, per_sample)).to(x.dtype)
+    kept: Tensor = FACTORS(made, p, key, first, sizes, strides, held, per_sample)
+    return (made * kept).to(x.dtype)
 
 
 @partial(jit, varying=("key", "first"))

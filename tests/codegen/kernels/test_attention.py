@@ -1,5 +1,7 @@
 """Attention with dropout: its kernel drops what scores that are whole do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,10 +44,12 @@ def test_what_kernels_would_read_beyond_is_refused():
 
 @pytest.mark.parametrize("target", [80, 90])
 def test_it_spills_nothing(target):
-    """At the widest heads, of which registers hold most; `benchmarks.kernel_code` has all."""
+    """At the widest heads, of which registers hold most; `benchmarks.kernel_code` has all. Also
+    with a key that the device holds."""
     pytest.importorskip("triton")
     causal = [b for b in attention_kernels.builds("bf16", 128) if b.constants["CAUSAL"]]
     assert len(causal) == 3
     for build in causal:
-        code = machine_code(build, target)
-        assert code.spills() == code.spilled_bytes == 0, build.kernel
+        held = replace(build, signature={**build.signature, "key": "*i64"})
+        for code in (machine_code(build, target), machine_code(held, target)):
+            assert code.spills() == code.spilled_bytes == 0, build.kernel
