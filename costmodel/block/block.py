@@ -67,7 +67,8 @@ class BlockCost:
     """If it was measured: what a backward in two halves takes more than a whole one."""
 
     halved_bytes: int = 0
-    """Gradients that the first half of a split backward keeps for the second."""
+    """Kept from the first half of a split backward to the second, beside what a forward kept:
+    gradients, and what was made again."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
     tail_s: float = 0.0
@@ -126,6 +127,7 @@ class BlockCost:
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),
             remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
+            halved_bytes=self.halved_bytes + self.saved_bytes + sum(self.saved_outputs),
             uncertain_s=self.uncertain_s * (1 + remade_s / max(1e-12, self._total_s)),
         )
 

@@ -169,6 +169,9 @@ def _collectives(times: StageTimes, actions: Mapping[str, float]) -> dict[str, f
 def _rises(held: StageMemory) -> dict[str, Moving]:
     named = {name: held.backward(first=f, last=last) for name, (f, last) in RISES.items()}
     named |= {"F": held.forward, "I": held.halving}
+    if held.remakes:
+        named |= {name.replace("B", "W"): held.backward(first=f, last=last, second=True)
+                  for name, (f, last) in RISES.items()}  # fmt: skip
     if held.kept:
         named |= {"K": held.keeping, "R": held.remaking, "I held": held.kept_halving}
         named |= {f"{name} held": held.backward(first=f, last=last, held=True)

@@ -205,7 +205,7 @@ def rise(stage: Holding, kind: int, first: bool, whole: bool) -> Bytes:
         return stage.remaking.plus(Bytes(activations=-stage.kept_saved))
     if plain & 3 == I:
         return stage.kept_halving if whole else stage.halving
-    return stage.backward(first=first, last=kind >= LAST, held=whole)
+    return stage.backward(first=first, last=kind >= LAST, held=whole, second=plain == W)
 
 
 def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple[Point, ...]:

@@ -88,7 +88,9 @@ class Holding(Protocol):
     def remaking(self) -> Bytes: ...
     @property
     def kept_halving(self) -> Bytes: ...
-    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes: ...
+    def backward(
+        self, *, first: bool, last: bool, held: bool = False, second: bool = False
+    ) -> Bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ class BlockMemory:
     """By which `workspace` is less where gradients of its parameters come as its backward goes."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
+    halving: int = 0
+    """Most at once in the first half, beside what it keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ class StageMemory:
     """Of each block, where actions run together with others."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
-    _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
+    _backwards: dict[tuple[bool, bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def expected(self) -> "StageMemory":
@@ -192,7 +196,7 @@ class StageMemory:
     @cached_property
     def halving(self) -> Bytes:
         """Most within the first half of a backward, beside the same."""
-        return Bytes(workspace=max([b.one_op for b in self.blocks], default=0))
+        return Bytes(workspace=max([b.halving for b in self.blocks], default=0))
 
     @property
     def kept_saved(self) -> int:
@@ -213,16 +217,25 @@ class StageMemory:
     def kept_halving(self) -> Bytes:
         return (self.kept or self).halving
 
-    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes:
+    def backward(
+        self, *, first: bool, last: bool, held: bool = False, second: bool = False
+    ) -> Bytes:
         """Most within a backward, beside what is in flight (itself included) and `begun`. `held`:
-        all that it needs is there."""
+        all that it needs is there; `second`: it is the half that is left, with what the first half
+        has made again."""
         if held and self.kept is not None:
-            return self.kept.backward(first=first, last=last)
-        found = self._backwards.get((first, last))
+            return self.kept.backward(first=first, last=last, second=second)
+        second = second and self.remakes
+        found = self._backwards.get((first, last, second))
         if found is None:
-            rises = [rise for _, rise in self.backward_rises(first, last)]
-            found = self._backwards[first, last] = _most(rises)
+            rises = [rise for _, rise in self.backward_rises(first, last, second)]
+            found = self._backwards[first, last, second] = _most(rises)
         return found
+
+    @cached_property
+    def remakes(self) -> bool:
+        """Whether its backward makes something again, so that a second half takes less."""
+        return any([block.one_op > block.halving for block in self.blocks])
 
     @cached_property
     def end(self) -> Bytes:
@@ -300,9 +313,11 @@ class StageMemory:
             for whole in [sum([there[i] for _, there in lines])]
         ]
 
-    def backward_rises(self, first: bool, last: bool) -> list[tuple[int, _Rise]]:
+    def backward_rises(
+        self, first: bool, last: bool, second: bool = False
+    ) -> list[tuple[int, _Rise]]:
         """What has been freed, and what each group's gradients and messages take meanwhile, block
-        by block."""
+        by block; `second`: of the second half of one that is split."""
         found: list[tuple[int, _Rise]] = []
         gives_back = self.slots is None
         freed = self.border * gives_back  # what was sent goes as its gradient comes
@@ -330,14 +345,17 @@ class StageMemory:
                 found.append((index, (whole, -freed, arriving + moving, 0)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs = block.workspace - block.late * come
+            needs, one_op = block.workspace, block.one_op
+            if second:
+                needs = one_op = block.halving
+            needs -= block.late * come
             for group in groups:
                 group.reaches(index)
             if one:
-                workspace = one.run(index, needs, block.one_op)
+                workspace = one.run(index, needs, one_op)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, needs, block.one_op) for group in groups])
+                workspace = max([group.run(index, needs, one_op) for group in groups])
                 whole, moving = _sum(groups)
             if index == len(self.blocks) - 1 and workspace > 0:
                 # The gradient that comes is there as a message.

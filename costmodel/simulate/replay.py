@@ -128,8 +128,12 @@ class _Kept:
     def kept_halving(self) -> Bytes:
         return _bytes(self._rises["I held"])
 
-    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes:
-        words = ["B", *["first"] * first, *["last"] * last, *["held"] * held]
+    def backward(
+        self, *, first: bool, last: bool, held: bool = False, second: bool = False
+    ) -> Bytes:
+        # A second half is as a whole backward, but where that makes something again.
+        own = "W" if second and not held and "W" in self._rises else "B"
+        words = [own, *["first"] * first, *["last"] * last, *["held"] * held]
         return _bytes(self._rises[" ".join(words)])
 
 

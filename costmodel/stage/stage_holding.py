@@ -162,6 +162,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 late=cost.late_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes,
+                halving=cost.workspace_bytes + moved + before,
             )
         found.append(known[key])
         before = moved
