@@ -58,6 +58,10 @@ class RunWork(NamedTuple):
     backward_s: Matrix
     saved_bytes: Matrix
     workspace_bytes: Matrix
+    growing_bytes: Matrix
+    """The same where gradients are there from the op that makes each on, and not before."""
+    last_bytes: Matrix
+    """Of `saved_bytes`, what the last block has: its gradients go when that has gone."""
 
 
 class RunCosts:
@@ -260,6 +264,8 @@ class RunCosts:
             backward_s,
             self.of(inside) + prelude_bytes,
             self.of(highest([c.backward_bytes for c in every])),
+            self.of(_growing(every)),
+            self.of(_last(every)),
         )
 
     def _prelude(self, at: At) -> tuple[float, float]:
@@ -410,6 +416,23 @@ class RunCosts:
                 for axis, _ in at.spot.model
             )  # fmt: skip
         return self._summed[key]
+
+
+def _growing(costs: Sequence[BlockCost]) -> Matrix:
+    """Most beside what all blocks of a run saved, of which those behind a block are gone when its
+    backward runs."""
+    saved = np.cumsum([0, *(cost.saved_bytes for cost in costs)])
+    most = [c.backward_bytes - c.late_bytes + n for c, n in zip(costs, saved[1:], strict=True)]
+    found: Matrix = np.maximum(0.0, highest(most) - saved)
+    return found
+
+
+def _last(costs: Sequence[BlockCost]) -> Matrix:
+    size = len(costs) + 1
+    found: Matrix = np.triu(
+        np.broadcast_to([0.0, *(c.saved_bytes for c in costs)], (size, size)), 1
+    )
+    return found
 
 
 def _summed_over(block: Block, cost: BlockCost, axis: str) -> dict[str, int]:

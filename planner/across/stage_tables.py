@@ -251,17 +251,22 @@ class StageTables:
         )
         beyond = 1.0 + holes.moving
         flight = (work.saved_bytes + leaves) * beyond
-        workspace = work.workspace_bytes * beyond
+        exchanges = [own.exchange for own in groups]
+        reduces = any([one.reduces_blocks for one in exchanges])
+        grows = all([one.every_backward and one.made == 1.0 for one in exchanges])
+        workspace = (work.growing_bytes if grows else work.workspace_bytes) * beyond
         gradients = [own.sync.gradient_bytes(own.trained) for own in groups]
         always, begun, packed, flat = (sum(column) for column in zip(*gradients, strict=True))
         beside = packed + flat
-        reduces = any([own.exchange.reduces_blocks for own in groups])
         if device.kind == "cpu":
             # A heap does not use the place of activations for flat ones. Where those are more, it
             # is they that leave holes.
-            beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
+            moving = beside if reduces else flat
+            beside = beside + holes.moving * np.maximum(0.0, moving - (flight + workspace) / beyond)
         elif not reduces:
             beside = np.maximum(0.0, beside - flight)
+        if grows and reduces:
+            beside = np.maximum(0.0, beside - work.last_bytes * beyond)
         exchange, trained = groups[0].exchange, groups[0].trained  # with a host there is no other
         if exchange.gradients_leave_each and device.is_apart:
             blocks = 2 if exchange.comes_from_host else 3

@@ -143,7 +143,7 @@ def test_never_behind_a_schedule_file(asked: Task) -> None:
     found = synthesise(asked, known, effort=0.05)
     check(asked, found)
     fitting = [step_s(asked, one) for one in known if not excess_bytes(asked, one)]
-    assert all(found.step_s <= other for other in fitting)
+    assert all(found.step_s <= other * (1 + 1e-12) for other in fitting)  # sums in other orders
     assert bound_s(asked) <= min([found.step_s, *fitting]) * (1 + 1e-12)
 
 

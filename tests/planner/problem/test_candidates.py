@@ -44,7 +44,8 @@ def test_uniform_choices_are_legal_plans(model: str, name: str) -> None:
     assert verify(plan, graph, asked.cluster) == ()
     assert plan.predicted and plan.predicted.step_s > 0
     notes = notes_of(asked, plan)
-    assert all("whole on each rank" in note or "not used" in note for note in notes)
+    known = ("whole on each rank", "not used", "run together in pairs")
+    assert all(any(words in note for words in known) for note in notes)
 
 
 def test_uneven_replicas_share_the_batch() -> None:

@@ -22,7 +22,7 @@ def test_tables_list_no_cache_of_others() -> None:
     found = {name for name, held in vars(problem.tables).items() if isinstance(held, dict)}
     # Facts of the graph and the cluster, which nobody adds to.
     assert {name for name in found if not name.startswith("_")} <= {
-        "block_index", "devices", "shared", "param_kinds",
+        "block_index", "devices", "hosts", "shared", "param_kinds",
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def roomy(room: int) -> Cluster:
 
 
 def peak(room: int, **options: object) -> int:
-    plan = search(mlp(), roomy(room), SearchOptions(progress=False, **options))
+    plan = search(mlp(4), roomy(room), SearchOptions(progress=False, **options))
     assert plan.predicted
     return plan.predicted.peak_bytes
 
