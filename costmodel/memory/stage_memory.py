@@ -147,7 +147,9 @@ class StageMemory:
     """Of each block, where actions run together with others."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
-    _backwards: dict[tuple[bool, bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
+    _backwards: dict[tuple[bool, bool, bool], Bytes] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @cached_property
     def expected(self) -> "StageMemory":

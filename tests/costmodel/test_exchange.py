@@ -201,7 +201,7 @@ def test_traffic_of_five_micro_batches(name: str, sent: dict[str, float]) -> Non
 
 def test_memory_of_a_table_by_hand() -> None:
     """Gradients whole from the first backward on, and nothing else: no flat tensors anywhere."""
-    block = BlockMemory(saved=10, forward=12, workspace=5, one_op=5)
+    block = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5)
     grown = Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1)
     group = MemoryGroup(
         Exchange((*STATE, grown)), (Bucket(1, 100, 1), Bucket(0, 100, 1)),
