@@ -29,12 +29,14 @@ from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.pins.constraints import placement_rules
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.messages.messages import pairs_of
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
+from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 from tests import dropout_jobs
 from tests.clipped_jobs import check_each_goes_on
@@ -99,13 +101,13 @@ ON_EIGHT = {
 
 
 @cache
-def traced() -> Graph:
+def traced(batch: int = 8) -> Graph:
     case = CASES["mixtral"]
-    return trace(case.model(), case.example(8), case.loss_fn)
+    return trace(case.model(), case.example(batch), case.loss_fn)
 
 
-def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any]) -> Plan:
-    graph = traced()
+def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any], graph: Graph | None = None) -> Plan:
+    graph = graph or traced()
     said = {n: value for n, value in choice.items() if n not in (SHARES, PLACED, STAGE)}
     problem = make_problem(
         graph, Cluster.local(world), precision="fp64", optimizer="adam",
@@ -172,6 +174,33 @@ def test_one_half_computes_while_tokens_of_the_other_travel() -> None:
     hidden = problem.tables.blocks.hidden(block, layout, costs.spot, "block")
     assert 0 < hidden.forward_s < cost.comm_forward_s
     assert 0 < hidden.backward_s < cost.comm_backward_s
+
+
+MANY = 256
+"""Samples, so many that all ranks together get as many tokens as is predicted, if not each."""
+
+
+def test_memory_where_tokens_travel_is_as_predicted() -> None:
+    """What the backward of experts makes beside what the forward kept counts, too."""
+    graph, made = traced(MANY), []
+    for recompute in ("none", "full"):
+        plan = _plan(4, EP2, {"dp_shard": 2, "zero": 1, "recompute": recompute}, graph)
+        asked = make_problem(graph, Cluster.local(4), precision="fp64", optimizer="adam")
+        made.append((plan, predict_plan(asked, plan)))
+    found = run_ranks(4, _peaks, [plan for plan, _ in made])
+    for number, (_, predicted) in enumerate(made):
+        mean = sum(peaks[number] for peaks in found) / len(found)
+        assert predicted.stages[0].memory.tensor_bytes == pytest.approx(mean, rel=0.02)
+
+
+def _peaks(plans: list[Plan]) -> list[int]:
+    case = CASES["mixtral"]
+    jobs = (
+        compile_job(case.model(), plan, loss_fn=case.loss_fn, optimizer="adam", device="cpu",
+                    graph=traced(MANY))
+        for plan in plans
+    )  # fmt: skip
+    return [peak_of(job, case.example(MANY)) for job in jobs]
 
 
 def test_clipping_checkpoints_and_batches_in_parts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
@@ -168,10 +169,22 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
+            if step.op.name in self.travels and step.has_gradient:
+                beside += self._on_the_way(step, local, share)
             least = self._loss_bytes(step, local)
             self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
         self.rooms.append((beside, least))
         self._save(step, share)
+
+    def _on_the_way(self, step: OpStep, local: LocalOp, share: float) -> int:
+        """What the backward of experts makes where tokens travel, beside their weights' gradients:
+        the gradient of the result and that of tokens, a row for each token that has come, that of
+        the first product, and the gate."""
+        op = step.op
+        rows = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), local.inputs[0].nbytes)
+        first, last, *more = (prod(i.shape) for i in local.inputs if len(i.shape) == 3)
+        product = self._inside_bytes(op) * share * (step.busiest or 1.0)
+        return 2 * rows + round(product * (1 + last / (first + sum(more))))
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""
