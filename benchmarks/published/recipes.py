@@ -52,9 +52,9 @@ def core(graph: Graph, block: Block) -> Mapping[str, Keeping]:
     section 5); nothing of other layers."""
     ops = graph.block_ops(block)
     softmax = [i for i, op in enumerate(ops) if op_name(op.target) == "softmax"]
-    if len(softmax) != 1:
-        return {}
     products = [i for i, op in enumerate(ops) if op_name(op.target) == "matmul"]
+    if len(softmax) != 1 or not products or not products[0] < softmax[0] < products[-1]:
+        return {}  # that of a router has no such products around it
     first = max(i for i in products if i < softmax[0])
     last = min(i for i in products if i > softmax[0])
     inside = [op for op in ops[first : last + 1] if classify(op.target) is not OpClass.VIEW]
