@@ -33,8 +33,8 @@ WIDTHS = (64, 128)
 """Heads whose machine code is read."""
 HEADS = 4
 """That a program turns by the angles which it has read."""
-TURNED = 512
-"""Pairs of a head at many positions, that it turns at once."""
+TURNED_BYTES = 2048
+"""Of halves of a head at many positions, that it turns at once: 16 of each thread."""
 
 
 @jit
@@ -85,7 +85,7 @@ def _turned(x: Tensor, cosine: Tensor, sine: Tensor, sign: float, paired: bool) 
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, heads, positions, size = x.shape
     out = x.new_empty(x.shape)
-    rows, per_row = _rows(size // 2), cosine.shape[-1]
+    rows, per_row = _rows(size // 2, x.element_size()), cosine.shape[-1]
     turn_kernel[(triton.cdiv(positions, rows), batch * triton.cdiv(heads, HEADS))](
         x, cosine, sine, out, heads, positions, size // 2,
         positions * per_row if cosine.shape[0] > 1 else 0, per_row, *x.stride()[:3], sign,
@@ -101,8 +101,9 @@ def _turned_by_torch(x: Tensor, cosine: Tensor, sine: Tensor, sign: float, paire
     return torch.stack(reference(x, cosine, sine).chunk(2, -1), -1).flatten(-2)
 
 
-def _rows(half: int) -> int:
-    return max(1, TURNED // block(half))
+def _rows(half: int, nbytes: int) -> int:
+    """Positions of a program, whose values take so many bytes each."""
+    return max(1, TURNED_BYTES // nbytes // block(half))
 
 
 @custom_op("meshwright::rotary", mutates_args=())
@@ -308,8 +309,9 @@ def builds(element: str, width: int) -> Iterator[Build]:
     values |= {"row_step": heads * width}
     tensors = dict.fromkeys(("x", "cosine", "sine", "out"), f"*{element}")
     given = {**tensors, **dict.fromkeys(values, "i32"), "sign": "fp32"}
-    constants = {"HEADS": HEADS, "ROWS": _rows(half), "BLOCK": block(half), "WIDE": tl.float32}
-    pairs = _rows(half) * half * nbytes
+    rows = _rows(half, nbytes)
+    constants = {"HEADS": HEADS, "ROWS": rows, "BLOCK": block(half), "WIDE": tl.float32}
+    pairs = rows * half * nbytes
     for reads, writes in ((False, False), (True, False), (False, True)):
         yield Build(
             turn_kernel, given, {"READS_PAIRS": reads, "WRITES_PAIRS": writes, **constants}, values,
