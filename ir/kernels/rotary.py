@@ -153,7 +153,7 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _Rotation:
     """Both halves of x turned."""
 
     x: Arg
@@ -165,7 +165,7 @@ class _Turn:
     paired: bool = False
 
 
-def _swapped(flow: Flow, op: RawOp) -> _Turn | None:
+def _swapped(flow: Flow, op: RawOp) -> _Rotation | None:
     """x cosine + (x with its halves swapped, the first negated) sine."""
     first, second = (flow.maker(op.args[key], "aten.mul.Tensor") for key in ("self", "other"))
     if first is None or second is None or op.args["alpha"] != 1:
@@ -174,11 +174,11 @@ def _swapped(flow: Flow, op: RawOp) -> _Turn | None:
         if turned := _halves_swapped(flow, swapped):
             x, calls = turned
             cosine = next((b for a, b in either_way(first) if a == x), None)
-            return _Turn(x, cosine, sine, (first, *calls, second, op), whole=True)
+            return _Rotation(x, cosine, sine, (first, *calls, second, op), whole=True)
     return None
 
 
-def _by_halves(flow: Flow, op: RawOp) -> _Turn | None:
+def _by_halves(flow: Flow, op: RawOp) -> _Rotation | None:
     """cat(a cosine - b sine, b cosine + a sine) of the parts a, b of x."""
     parts = op.args["tensors"]
     if not isinstance(parts, tuple) or len(parts) != 2:
@@ -198,7 +198,7 @@ def _by_halves(flow: Flow, op: RawOp) -> _Turn | None:
         if cut := _parts(flow, a, b):
             x, cuts, paired = cut
             ops = (*cuts, *known, less, more, op)
-            return _Turn(x, cosine, sine, ops, whole=False, paired=paired)
+            return _Rotation(x, cosine, sine, ops, whole=False, paired=paired)
     return None
 
 
