@@ -54,7 +54,11 @@ def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
     rises = stage.backward_rises(first, last)
     found, freed = list[Bytes](), NOTHING
     for index in reversed(range(len(stage.blocks))):
-        own = [Bytes(*rise) for at, rise in rises if at == index]
+        # It may stop before what it has made again begins to go, with gradients that are to come.
+        block = stage.blocks[index]
+        again = block.one_op > block.halving
+        more = Bytes(workspace=max(0, block.one_op - block.workspace) + block.late * again)
+        own = [Bytes(*rise).plus(more) for at, rise in rises if at == index]
         needs = max(own, key=lambda held: held.workspace)
         again, back = stage.stops[index].again, stage.stops[index].back
         for number in range(again):
