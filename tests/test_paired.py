@@ -115,7 +115,7 @@ def test_finished_plans_are_tried_with_pairs_and_a_pin_asks_for_them() -> None:
     assert any("run together in pairs" in note for note in found.notes)
 
 
-def test_memory_of_pairs_is_not_less_than_predicted() -> None:
+def test_pairs_hold_no_more_than_predicted() -> None:
     """On the CPU that runs it; what recomputed blocks hold where they stop counts as all that they
     hold at most, so up to 30 % more is predicted."""
     made = [_in_memory(recompute) for recompute in ("none", "full")]

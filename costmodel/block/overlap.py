@@ -400,7 +400,7 @@ def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
 
 
 def _computed(times: Sequence[OpTime], turns: WalkTurns) -> PhaseTimes:
-    """PhaseTimes without collectives."""
+    """Phases without collectives."""
     count = 1 + max(turns.ops, default=-1)
     forward, backward, beside, beside_back = ([0.0] * count for _ in range(4))
     found = PhaseTimes(forward, backward, [], [], beside, beside_back)

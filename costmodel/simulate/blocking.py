@@ -10,18 +10,24 @@ from heapq import heappop, heappush
 
 from meshwright.costmodel.comm.ports import moments_per_s
 from meshwright.costmodel.simulate.compiled_schedule import NUM_KINDS, Table
-from meshwright.costmodel.simulate.timeline import Ran, Times
+from meshwright.costmodel.simulate.timeline import Logged, Ran, Times
 from meshwright.costmodel.stage.program import IDLE, aged, play
 from meshwright.ir.errors import PlanError
 
 
 def run_blocking(table: Table, times: Times) -> Ran:
-    """When everything runs; PlanError where ranks would wait for each other for ever, and for
-    actions that run together, as nothing else runs while a message goes."""
+    """When everything runs, with a log; PlanError where ranks would wait for each other for ever,
+    and for what has no price beside such messages: actions that run together, and copies to the
+    host."""
     if table.together:
         raise PlanError(
             f"schedule {table.schedule.name!r} runs two actions at once, and messages of this "
             "stack keep both ends waiting; nearest is dual_pipe_v"
+        )
+    if any(times.offload_s):
+        raise PlanError(
+            "saved: what blocks keep goes to the host, which has no price where messages of the "
+            "stack keep both ends waiting; nearest is saved=none"
         )
     return _Blocking(table, times).run()
 
@@ -47,7 +53,10 @@ class _Blocking:
             _, position, time = heappop(self.ready)
             item = table.items[position]
             ends = table.pairs[item.pair]
-            time = max(time, *(busy[end] for end in ends)) + send_s[item.border]
+            begun = max(time, *(busy[end] for end in ends))
+            time = begun + send_s[item.border]
+            what = str(table.action(position))
+            self.ran.log.append(Logged(ends[1], "message", what, begun, time))
             for end in ends:
                 busy[end] = time
             self.arrived[position] = time
@@ -77,6 +86,8 @@ class _Blocking:
             channel = left if left[0] > 0.0 else IDLE
             starts[position] = start
             ends[position] = free = start + seconds
+            if steps:
+                self.ran.log.append(Logged(rank, "compute", steps[0].what, start, free))
             sent = receiver
             if receiver >= 0:
                 self._stand(receiver, free)

@@ -4,7 +4,7 @@ Every action takes the mean of its kind. A plan without detail has the seconds o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.costmodel.explain.detail import KIND_NAMES
@@ -19,6 +19,7 @@ from meshwright.ir.plan.detail import Detail, Moving, RankDetail, StageDetail
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Prediction, StagePrediction
 from meshwright.ir.plan.verify import check
+from meshwright.ir.styles import style
 
 _CODES = {name: kind for kind, name in KIND_NAMES.items()}
 
@@ -70,8 +71,11 @@ def replay(plan: Plan, *, messages: bool = False) -> Replay:
         )
     check(plan)
     predicted, detail = plan.predicted, plan.predicted.detail
+    waits = style(plan.style).blocking_sends
     times = tuple(
-        _from_detail(detail.stage(i), stage) if detail else _from_stage(stage)
+        replace(
+            _from_detail(detail.stage(i), stage) if detail else _from_stage(stage), blocks=waits
+        )
         for i, stage in enumerate(predicted.stages)
     )
     offsets = tuple(rank.starts_s for rank in detail.ranks) if detail else ()

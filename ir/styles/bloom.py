@@ -16,7 +16,7 @@ STYLE = replace(
         collective_s=COLLECTIVE_S, block_forward_s=0.8e-3, block_backward_s=0.9e-3, waits=True
     ),
     # runtime/pipe/p2p.py: dist.send and dist.recv, which the stream waits for.
-    blocking_sends=True, parts_borders=False,
+    blocking_sends=True, parts_borders=False, pins=(*MEGATRON.pins, "saved=none"),
     # zero/stage_1_and_2.py flattens a rank's gradients and casts them (2 + 4 bytes a parameter),
     # takes norms in double precision, and reduces in buckets of 5e8 values.
     memory=StackMemory(

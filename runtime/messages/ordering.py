@@ -61,7 +61,7 @@ def doings(
     units = [
         range(n, n + 1 + (n in pairs)) for n in range(actions) if n - 1 not in pairs
     ]  # fmt: skip
-    for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
+    for unit, following in zip(units, [*units[1:], *units[-1:]], strict=True):
         for source, limit in limits.items():
             stop = limit[min(following[-1], len(limit) - 1)]
             yield from ((Act.ASK, m) for m in sources[source][asked[source] : stop])

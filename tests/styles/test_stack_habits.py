@@ -9,6 +9,7 @@ from meshwright.costmodel.block.price_ops import PricedOp
 from meshwright.costmodel.comm.comm import collective_time, send_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.simulate.replay import replay
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.placement import spots
 from meshwright.ir.cluster.cluster import Cluster
@@ -16,8 +17,10 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.styles import Style, style
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import in_detail
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.schedule_tools import make_schedule
+from tests.planner.problems import cluster, mlp, problem
 from tests.styles.small_llama import small_llama
 
 CLUSTER = Cluster.preset("h100-sxm", num_nodes=2)
@@ -68,6 +71,23 @@ def test_messages_may_keep_both_ends_waiting():
     chunks = make_schedule("interleaved", 6, 6, 3)
     with pytest.raises(PlanError, match="hangs where sends wait"):
         simulate(chunks, [replace(stages[0], blocks=True)] * 6)
+    for more, nearest in (({"offload_s": 0.1}, "saved=none"), ({}, "dual_pipe_v")):
+        pairs = make_schedule("dual_pipe_v_pairs", 4, 4, 2)
+        asked, count = (schedule, 2) if more else (pairs, 4)
+        with pytest.raises(PlanError, match=f"nearest is {nearest}"):
+            simulate(asked, [replace(stages[0], blocks=True, **more)] * count)
+
+
+def test_a_report_of_such_a_stack_waits_too():
+    found = {}
+    for name in ("bloom", ""):
+        asked = problem(mlp(8), cluster(4, slow=True), precision="fp32", style=name)
+        plan = build_plan(asked, uniform_choice(asked, pp=4, num_microbatches=8))
+        found[name] = replay(in_detail(asked, plan), messages=True)
+    told = [one.predicted.step_s - one.timeline.step_s for one in found.values()]
+    assert told[0] == pytest.approx(told[1]), "but for what comes after the schedule"
+    assert found["bloom"].timeline.step_s > 1.02 * found[""].timeline.step_s
+    assert {one.channel for one in found["bloom"].timeline.log} == {"compute", "message"}
 
 
 def test_ranks_of_tp_send_parts_of_what_they_have_alike(monkeypatch):
