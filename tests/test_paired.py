@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.costmodel.block.overlap import NOTHING, PhaseTimes
 from meshwright.costmodel.block.paired import CoursePart, Cut, hidden_s
+from meshwright.costmodel.simulate.replay import replay
 from meshwright.costmodel.stage.program import NO_SLOWDOWN
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -18,7 +19,7 @@ from meshwright.ir.plan.schedule import check_schedule, parse_schedule
 from meshwright.ir.plan.verify import check, verify
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.predict import in_detail, predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
@@ -85,6 +86,18 @@ def test_a_pair_takes_less_than_its_actions_one_after_the_other() -> None:
     assert together.breakdown and alone.breakdown
     assert together.step_s < 0.97 * alone.step_s
     assert together.breakdown.tensor_s < 0.9 * alone.breakdown.tensor_s
+
+
+def test_a_report_shows_what_pairs_take() -> None:
+    asked, plan = paired(machine(4))
+    rows = tuple(row.replace("+", " ") for row in plan.schedule.rows)
+    left_s = []
+    for one in (plan, replace(plan, schedule=replace(plan.schedule, rows=rows))):
+        made = in_detail(asked, replace(one, predicted=predict_plan(asked, one)))
+        assert made.predicted and made.predicted.detail
+        left_s.append(made.predicted.step_s - replay(made).timeline.step_s)
+        assert bool(made.predicted.detail.stage(0).pairs) == ("+" in one.schedule.rows[0])
+    assert left_s[0] == pytest.approx(left_s[1]), "but for what comes after the schedule"
 
 
 def test_what_goes_with_pairs() -> None:

@@ -49,13 +49,14 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
     stepped = found.stepped
     assert found.prediction.breakdown
     overhead_s = found.prediction.step_s - stepped.step_s
-    actions, walked = _actions(found.stepped.timeline), Walked()
+    timeline, walked = found.stepped.timeline, Walked()
+    actions, pairs = _actions(timeline), _pairs(timeline)
     named = [names_forms(stage) for stage in plan.stages]
     stages = [
         _stage(
             found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked),
             messages_of(tables, model, plan.num_microbatches) if named[i] else (),
-            _collectives(found.times[i], actions[i]),
+            _collectives(found.times[i], actions[i]), pairs[i],
         )
         for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
     ]  # fmt: skip
@@ -129,6 +130,7 @@ def _stage(
     traffic: tuple[StageTraffic, ...],
     messages: tuple[SyncMessage, ...],
     collectives: dict[str, float],
+    pairs: dict[str, float],
 ) -> StageDetail:
     held = found.models[index].memory
     there = Bytes(activations=stays(held, found.stepped.timeline.table, index))
@@ -143,17 +145,35 @@ def _stage(
         traffic=traffic,
         messages=messages,
         collectives=collectives,
+        pairs=pairs,
     )
 
 
 def _actions(timeline: Timeline) -> list[dict[str, float]]:
-    """Per stage, mean seconds by kind."""
+    """Per stage, mean seconds by kind, of those that run by themselves if there are any."""
     found: list[dict[int, list[float]]] = [defaultdict(list) for _ in timeline.table.owners]
-    for item, start_s, end_s in zip(
-        timeline.table.items, timeline.ran.starts, timeline.ran.ends, strict=True
-    ):
-        found[item.stage][item.kind].append(end_s - start_s)
-    return [{KIND_NAMES[kind]: _short(mean(own[kind])) for kind in sorted(own)} for own in found]
+    paired: list[dict[int, list[float]]] = [defaultdict(list) for _ in timeline.table.owners]
+    together = timeline.table.together
+    for position, item in enumerate(timeline.table.items):
+        by = paired if position in together or position - 1 in together else found
+        by[item.stage][item.kind].append(
+            timeline.ran.ends[position] - timeline.ran.starts[position]
+        )
+    return [
+        {KIND_NAMES[kind]: _short(mean(own.get(kind) or other[kind]))
+         for kind in sorted({*own, *other})}
+        for own, other in zip(found, paired, strict=True)
+    ]  # fmt: skip
+
+
+def _pairs(timeline: Timeline) -> list[dict[str, float]]:
+    """Per stage of a forward, mean seconds of what it takes with a backward of another."""
+    found: list[dict[int, list[float]]] = [defaultdict(list) for _ in timeline.table.owners]
+    for position in timeline.table.together:
+        ahead, back = timeline.table.items[position], timeline.table.items[position + 1]
+        seconds = timeline.ran.ends[position + 1] - timeline.ran.starts[position]
+        found[ahead.stage][back.stage].append(seconds)
+    return [{str(stage): _short(mean(own[stage])) for stage in sorted(own)} for own in found]
 
 
 def _collectives(times: StageTimes, actions: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from meshwright.costmodel.explain.detail import KIND_NAMES
 from meshwright.costmodel.memory.memory_timeline import Point, held_stages, over_time
 from meshwright.costmodel.memory.stage_memory import Bytes
 from meshwright.costmodel.simulate.compiled_schedule import LAST
-from meshwright.costmodel.simulate.simulate import NAMES, StageTimes, simulate
+from meshwright.costmodel.simulate.simulate import NAMES, HiddenTogether, StageTimes, simulate
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.costmodel.stage.program import Program, run
 from meshwright.ir.errors import PlanError
@@ -84,7 +84,8 @@ def replay(plan: Plan, *, messages: bool = False) -> Replay:
 
 
 def _from_detail(kept: StageDetail, predicted: StagePrediction) -> StageTimes:
-    return _times(kept.actions, predicted, kept.saved_bytes)
+    pairs = {int(stage): HiddenTogether(whole_s=seconds) for stage, seconds in kept.pairs.items()}
+    return replace(_times(kept.actions, predicted, kept.saved_bytes), together=pairs)
 
 
 def _from_stage(predicted: StagePrediction) -> StageTimes:

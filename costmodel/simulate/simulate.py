@@ -44,6 +44,8 @@ class HiddenTogether(NamedTuple):
     seconds: float = 0.0
     between_s: float = 0.0
     """Of that, on links between nodes: gradients on their way there wait for it."""
+    whole_s: float | None = None
+    """What the two take, if a plan says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,8 @@ def _pairs(table: Table, stages: Sequence[StageTimes]) -> dict[tuple[int, int], 
 
 def _joined(forward: Program, backward: Program, hidden: HiddenTogether) -> Program:
     """Both programs, without the collectives that the two hide."""
+    if hidden.whole_s is not None:
+        return Program((run(hidden.whole_s, "forward"),))
     steps = (*forward.steps, *backward.steps)
     sent_s = sum([s.seconds for s in steps if s.do is Do.TALK and s.what == "tensor"])
     left = max(0.0, 1 - hidden.seconds / sent_s) if sent_s else 1.0

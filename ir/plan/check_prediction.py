@@ -75,6 +75,9 @@ def _stages(detail: Detail, schedule: Schedule) -> Iterator[str]:
         if kind < len(detail.kinds) and (kind, does) not in seen:
             seen.add((kind, does))
             yield from _stage(f"detail of stage {stage}", detail.kinds[kind], does)
+            others = sorted(detail.kinds[kind].pairs.keys() - set(map(str, works)))
+            if others:
+                yield f"detail of stage {stage} has pairs with stage {others[0]!r}"
 
 
 def _stage(where: str, kind: StageDetail, does: frozenset[Work]) -> Iterator[str]:

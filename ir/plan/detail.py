@@ -115,7 +115,8 @@ class StageDetail:
     """From the end of the first backward of a step to that of the last."""
     rises: dict[str, Moving]
     """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
-    `K`, `R` and the same with `held` where the schedule has such actions."""
+    `K`, `R` and the same with `held` where the schedule has such actions; `W` and so on of second
+    halves, where a backward makes something again."""
     traffic: Many[StageTraffic]
     messages: Many[SyncMessage] = ()
     """Among replicas, in the order in which they go, where the plan names forms for them."""
@@ -123,6 +124,9 @@ class StageDetail:
     """Per micro-batch in flight of which all was kept, or has been made again."""
     collectives: dict[str, float] = field(default_factory=dict)
     """Of `actions`, the seconds in collectives inside blocks that the rank waits for at once."""
+    pairs: dict[str, float] = field(default_factory=dict)
+    """Stage of a backward that a forward of this one runs together with -> mean seconds of both;
+    they are no part of `actions`, unless all of a kind run so."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
