@@ -109,22 +109,9 @@ def product_kernel(
         column = side + tl.arange(0, COLUMNS)
         left = parts + (tl.cast(rank, tl.int64) * rows + row[:, None]) * k
         total = product_tile(
-            left,
-            row,
-            weight,
-            bias,
-            side,
-            rows,
-            n,
-            k,
-            along,
-            down,
-            BIASED,
-            ROWS,
-            COLUMNS,
-            DEPTH,
-            READ,
-        )
+            left, row, weight, bias, side, rows, n, k, along, down,
+            BIASED, ROWS, COLUMNS, DEPTH, READ,
+        )  # fmt: skip
         to = tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)
         tl.store(out + to, total.to(out.dtype.element_ty), inside)

@@ -53,22 +53,9 @@ def product_kernel(
         column = side + tl.arange(0, COLUMNS)
         left = x + tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * k
         total = product_tile(
-            left,
-            row,
-            weight,
-            bias,
-            side,
-            rows,
-            n,
-            k,
-            along,
-            down,
-            BIASED,
-            ROWS,
-            COLUMNS,
-            DEPTH,
-            READ,
-        )
+            left, row, weight, bias, side, rows, n, k, along, down,
+            BIASED, ROWS, COLUMNS, DEPTH, READ,
+        )  # fmt: skip
         slot = tl.multiple_of(tl.load(slots + rank).to(tl.pointer_type(ELEMENT)), 16)
         to = (tl.cast(own, tl.int64) * rows + row[:, None]) * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)

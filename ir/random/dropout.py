@@ -8,7 +8,7 @@ its fate does not depend on who has it. CPUs and GPUs draw the same numbers.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,18 @@ LIBRARY.define(f"dropout(Tensor x, {NUMBERED}) -> Tensor")
 LIBRARY.define(f"dropout_factors(Tensor x, {NUMBERED}) -> Tensor")
 
 
+class _Numbered(NamedTuple):
+    """As `NUMBERED`."""
+
+    p: float
+    key: int
+    first: int
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    held: Tensor | None = None
+    per_sample: int = 0
+
+
 def stays(
     p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int], out: Tensor
 ) -> Tensor:
@@ -59,37 +71,20 @@ def stays(
     return torch.ge(drawn.reshape(out.shape), least_kept(p), out=out)
 
 
-def factors(
-    x: Tensor,
-    p: float,
-    key: int,
-    first: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    held: Tensor | None = None,
-    per_sample: int = 0,
-) -> Tensor:
+def factors(x: Tensor, *numbered: Any) -> Tensor:
     """In the shape, dtype and memory layout of x, on its device, what `dropout` multiplies by, for
-    0 < p < 1; drawn on the CPU."""
+    0 < p < 1; drawn on the CPU. `numbered`: as `dropout` is told."""
+    of = _Numbered(*numbered)
     made = torch.empty_like(x, device="cpu")
-    key, first = said(key, first, held)
+    key, first = said(of.key, of.first, of.held)
     if x.numel():
-        stays(p, key, first, filled(sizes, x.numel()), strides, made)
-    return made.mul_(kept_scale(p)).to(x.device)
+        stays(of.p, key, first, filled(of.sizes, x.numel()), of.strides, made)
+    return made.mul_(kept_scale(of.p)).to(x.device)
 
 
-def _by_torch(
-    x: Tensor,
-    p: float,
-    key: int,
-    first: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    held: Tensor | None = None,
-    per_sample: int = 0,
-) -> Tensor:
+def _by_torch(x: Tensor, *numbered: Any) -> Tensor:
     wider = x.to(held_dtype(x.dtype))
-    return (wider * factors(wider, p, key, first, sizes, strides, held)).to(x.dtype)
+    return (wider * factors(wider, *numbered)).to(x.dtype)
 
 
 @jit
@@ -131,31 +126,22 @@ def dropout_kernel(
     tl.store(out + at, made.to(out.dtype.element_ty), at < count)
 
 
-def _by_triton(
-    x: Tensor,
-    p: float,
-    key: int,
-    first: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    held: Tensor | None = None,
-    per_sample: int = 0,
-) -> Tensor:
-    count = x.numel()
-    dims = filled(sizes, count) if count else ()
-    where = row_places(first, dims, tuple(strides), per_sample) if count else None
+def _by_triton(x: Tensor, *numbered: Any) -> Tensor:
+    of, count = _Numbered(*numbered), x.numel()
+    dims, strides = filled(of.sizes, count) if count else (), tuple(of.strides)
+    where = row_places(of.first, dims, strides, of.per_sample) if count else None
     if where is None:
         TAKEN["dropout", "its part of the batch has too many dims"] += bool(count)
-        if held is not None and count:
-            return _of_line(x, p, first, dims, strides, held)
-        return _by_torch(x, p, key, first, sizes, strides)
+        if of.held is not None and count:
+            return _of_line(x, of.p, of.first, dims, strides, of.held)
+        return _by_torch(x, *numbered)
     if way("dropout", x) == "torch":
-        return _by_torch(x, p, key, first, sizes, strides, held)
+        return _by_torch(x, *numbered)
     given = x.contiguous()
     out = torch.empty_like(given)
     dropout_kernel[(triton.cdiv(count, ELEMENTS),)](
-        given, out, key if held is None else held, first, least_kept(p), count, *where.numbers,
-        BLOCK=ELEMENTS, WIDE=wide(x.dtype), WHOLE=where.whole, FLAT=where.flat,
+        given, out, of.key if of.held is None else of.held, of.first, least_kept(of.p), count,
+        *where.numbers, BLOCK=ELEMENTS, WIDE=wide(x.dtype), WHOLE=where.whole, FLAT=where.flat,
     )  # fmt: skip
     return out if given is x else torch.empty_like(x).copy_(out)
 
@@ -170,29 +156,11 @@ def _of_line(
     return (x * drawn.as_strided(tuple(dims), tuple(strides)).reshape(x.shape)).to(x.dtype)
 
 
-def _factors_by_triton(
-    x: Tensor,
-    p: float,
-    key: int,
-    first: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    held: Tensor | None = None,
-    per_sample: int = 0,
-) -> Tensor:
-    return _by_triton(torch.ones_like(x), p, key, first, sizes, strides, held, per_sample)
+def _factors_by_triton(x: Tensor, *numbered: Any) -> Tensor:
+    return _by_triton(torch.ones_like(x), *numbered)
 
 
-def _shape(
-    x: Tensor,
-    p: float,
-    key: int,
-    first: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    held: Tensor | None = None,
-    per_sample: int = 0,
-) -> Tensor:
+def _shape(x: Tensor, *numbered: Any) -> Tensor:
     return torch.empty_like(x)
 
 
