@@ -4,7 +4,7 @@ It follows `codegen.collectives.products` and `codegen.passes.halves`: the same 
 turns, played with the collectives of model axes on a channel of their own.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from math import ceil
@@ -180,6 +180,10 @@ class WalkTurns(NamedTuple):
     moves: tuple[int, ...]
     beside: tuple[bool, ...]
     """Of each op: nothing that is sent after its phase depends on it."""
+
+
+Turn = list[Step]
+"""What is done as far as a collective that is begun, or to the end."""
 
 
 @dataclass(slots=True)
@@ -478,17 +482,23 @@ def _at(seconds: list[float], phase: int, more_s: float) -> None:
 
 def _turns(parts: Sequence[PhaseTimes], *, back: bool) -> Iterator[Step]:
     """Both halves, each as far as its next collective, in turn."""
-    left = [half_steps(part, 10**6 * n, back) for n, part in enumerate(parts)]
+    for turn in in_turn([half_steps(part, 10**6 * n, back) for n, part in enumerate(parts)]):
+        yield from turn
+
+
+def in_turn(lines: Iterable[Iterable[Turn]]) -> Iterator[Turn]:
+    """Turns of several, one of each at a time as long as there are any."""
+    left = [iter(line) for line in lines]
     while left:
-        for half in list(left):
-            turn = next(half, None)
+        for own in list(left):
+            turn = next(own, None)
             if turn is None:
-                left.remove(half)
+                left.remove(own)
             else:
-                yield from turn
+                yield turn
 
 
-def half_steps(part: PhaseTimes, job: int, back: bool) -> Iterator[list[Step]]:
+def half_steps(part: PhaseTimes, job: int, back: bool) -> Iterator[Turn]:
     """What it does, as far as each collective that it begins, and then to its end."""
     if back:
         lists = part.backward, part.sent_back, part.beside_back

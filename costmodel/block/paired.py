@@ -4,20 +4,22 @@ waits for a collective.
 It follows `runtime.step.executor.take_turns`, with the phases of `overlap`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.costmodel.block.overlap import (
     Hidden,
     PhaseTimes,
+    Turn,
     half_steps,
     in_halves,
+    in_turn,
     moves_of,
     phases_of,
     slowing,
 )
 from meshwright.costmodel.block.price_ops import Walk
-from meshwright.costmodel.stage.program import IDLE, Overlap, Step, play, run
+from meshwright.costmodel.stage.program import IDLE, Overlap, play, run
 
 
 class Cut(NamedTuple):
@@ -44,7 +46,6 @@ class CoursePart(NamedTuple):
 
 Course = tuple[CoursePart, ...]
 """The blocks of an action, in the order in which they run."""
-Turn = list[Step]
 
 
 def cut_of(walk: Walk) -> Cut:
@@ -57,7 +58,7 @@ def hidden_s(forward: Course, backward: Course) -> float:
     slow = _slower([part.cut.slow for part in (*forward, *backward) if part.cut])
     lines = [*_turns(forward, back=False)], [*_turns(backward, back=True, first=10**6)]
     alone_s = sum([play([s for turn in line for s in turn], IDLE, slow)[0] for line in lines])
-    together = [step for turn in in_turn(*lines) for step in turn]
+    together = [step for turn in in_turn(lines) for step in turn]
     return max(0.0, alone_s - play(together, IDLE, slow)[0])
 
 
@@ -70,18 +71,6 @@ def between(course: Course, *, back: bool) -> float:
     ]  # fmt: skip
     whole_s = sum(seconds for seconds, _ in sent)
     return sum(seconds * share for seconds, share in sent) / whole_s if whole_s else 0.0
-
-
-def in_turn(first: Iterable[Turn], second: Iterable[Turn]) -> Iterator[Turn]:
-    """Turns of two, one of each at a time as long as there are any."""
-    left = [iter(first), iter(second)]
-    while left:
-        for own in list(left):
-            turn = next(own, None)
-            if turn is None:
-                left.remove(own)
-            else:
-                yield turn
 
 
 def _turns(course: Course, *, back: bool, first: int = 0) -> Iterator[Turn]:

@@ -36,7 +36,7 @@ class _Blocking:
     def __init__(self, table: Table, times: Times) -> None:
         self.table, self.times = table, times
         count = len(table.items)
-        self.ran = Ran([0.0] * count, [0.0] * count, [IDLE] * len(table.rows))
+        self.ran = Ran.of(table)
         self.met = [-1.0] * count
         """When the first of both ends of the message for an action stood ready."""
         self.arrived = [-1.0] * count

@@ -13,7 +13,7 @@ from meshwright.costmodel.comm.ports import Ports
 from meshwright.costmodel.simulate.compiled_schedule import NUM_KINDS, B, F, I, Item, Table
 from meshwright.costmodel.simulate.rank_state import ChannelJob, Process, RankState
 from meshwright.costmodel.simulate.timeline import Logged, Ran, Times
-from meshwright.costmodel.stage.program import IDLE, SCATTER, Do, Program, Step
+from meshwright.costmodel.stage.program import SCATTER, Do, Program, Step
 
 
 def run_events(table: Table, times: Times, *, detail: bool) -> Ran:
@@ -29,8 +29,7 @@ class _Events:
 
     def __init__(self, table: Table, times: Times, detail: bool) -> None:
         self.table, self.times, self.detail = table, times, detail
-        count = len(table.items)
-        self.ran = Ran([0.0] * count, [0.0] * count, [IDLE] * len(table.rows))
+        self.ran = Ran.of(table)
         self.now = self.virtual = self.active = 0.0
         self.speed = 1.0
         self.cpu: list[tuple[float, int, int]] = []

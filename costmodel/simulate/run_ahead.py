@@ -23,7 +23,7 @@ class _Ahead:
     def __init__(self, table: Table, times: Times) -> None:
         self.table, self.times = table, times
         count = len(table.items)
-        self.ran = Ran([0.0] * count, [0.0] * count, [IDLE] * len(table.rows))
+        self.ran = Ran.of(table)
         self.played: dict[tuple[int, ChannelState], tuple[float, ChannelState]] = {}
         self.pairs: dict[tuple[tuple[int, int], ChannelState], tuple[float, ChannelState]] = {}
         plain: list[float] = []

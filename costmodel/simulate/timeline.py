@@ -7,7 +7,7 @@ from operator import sub
 from typing import NamedTuple
 
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, K, R, Table, W
-from meshwright.costmodel.stage.program import ChannelState, Overlap, Program
+from meshwright.costmodel.stage.program import IDLE, ChannelState, Overlap, Program
 from meshwright.ir.plan.schedule import Action
 
 
@@ -67,6 +67,12 @@ class Ran:
     """Position of a forward -> when what it offloads has left the device."""
     back: dict[int, float] = field(default_factory=dict)
     """Position of a backward -> when that begins to come back."""
+
+    @classmethod
+    def of(cls, table: Table) -> "Ran":
+        """Nothing has run."""
+        count = len(table.items)
+        return cls([0.0] * count, [0.0] * count, [IDLE] * len(table.rows))
 
 
 @dataclass(frozen=True, eq=False)
