@@ -153,13 +153,13 @@ def test_heads_that_are_turned_by_halves(way, places):
 class Narrowed(nn.Module):
     """A norm whose gain is in float32, too, as OLMo and gpt-oss have it, and a reader of that."""
 
-    def __init__(self, *, read: bool) -> None:
+    def __init__(self, *, read: bool, wide: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(8))
-        self.read = read
+        self.read, self.wide = read, wide
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+        wide = x.to(self.wide)
         normed = self.gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))
         return normed.to(x.dtype) + normed.mean() if self.read else normed.to(x.dtype)
 
@@ -174,6 +174,15 @@ def test_a_cast_to_what_a_kernel_makes_is_taken_in(read):
     assert (fusion.places, [m.why for m in fusion.missed]) == ((0, whys) if read else (1, []))
     if not read:
         assert targets(graph)[0] == "rms_norm" and "to" not in targets(graph)
+
+
+def test_a_cast_of_what_is_wider_than_a_kernel_computes_is_not():
+    x = torch.randn(4, 8)
+    graph = trace(Narrowed(read=False, wide=torch.float64), (x, x), nn.functional.mse_loss,
+                  kernels=("rms_norm",))  # fmt: skip
+    (fusion,) = graph.fusions
+    whys = ["its result is torch.float64, the kernel's is torch.float32"]
+    assert (fusion.places, [m.why for m in fusion.missed]) == (0, whys)
 
 
 def test_a_kernel_that_does_not_pay_is_left_out():
