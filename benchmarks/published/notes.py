@@ -50,8 +50,9 @@ LOG = """\
   parallelism; without that a shard of BLOOM's, whose tokenizer has 250,680 words (pull request 30
   of bigscience-workshop/bigscience), has an odd number of rows.
 - Compiled blocks are priced as blocks with our fused kernels.
-- Selective recompute is ours (`saved=selective`), which chooses by bytes and seconds, not the
-  stack's list of operators.
+- Selective recompute of layers whose attention is one kernel is ours (`saved=selective`), which
+  chooses by bytes and seconds; of attention that is written out its core is made again, and
+  torchtitan's per-op recompute goes by its list.
 - A pipeline whose middle stage has no layer (nanotron's deep ones) is left out, and so is recompute
   of every second layer.
 - Tensor parallelism over nodes and data parallelism over 256 GPUs and more under nanotron are the
