@@ -4,9 +4,12 @@ Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from traceback import FrameSummary, StackSummary
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
-from torch.fx import Node, _lazy_graph_module
+from torch.fx import Node, _lazy_graph_module, proxy
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -59,6 +62,42 @@ def no_python_of_graphs() -> AbstractContextManager[Any]:
     lazily: Any = getattr(_lazy_graph_module, "_use_lazy_graph_module", None)
     found: AbstractContextManager[Any] = lazily(True) if lazily else nullcontext()
     return found
+
+
+class _ShortTrace:
+    """Stands for torch's `CapturedTraceback`, which looks up the text of every frame of an operator
+    call, a hundred or so; torch then keeps those of a `forward`. This has the innermost of these
+    that is none of torch's own."""
+
+    def __init__(self, frames: list[FrameSummary]) -> None:
+        self._frames = frames
+
+    @classmethod
+    def extract(cls, **_: Any) -> "_ShortTrace":
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" and "/torch/" not in code.co_filename:
+                return cls([FrameSummary(code.co_filename, frame.f_lineno, code.co_name)])
+            frame = frame.f_back
+        return cls([])
+
+    def summary(self) -> StackSummary:
+        return StackSummary.from_list(self._frames)
+
+
+@contextmanager
+def short_traces() -> Iterator[None]:
+    """Inside, nodes of graphs that are traced say where the user's code made them and no more."""
+    usual: Any = getattr(proxy, "CapturedTraceback", None)
+    if usual is None:
+        yield
+        return
+    proxy.CapturedTraceback = _ShortTrace
+    try:
+        yield
+    finally:
+        proxy.CapturedTraceback = usual
 
 
 def is_fake(x: object) -> bool:
@@ -276,22 +315,33 @@ def member_group(ranks: Sequence[int], backend: str, name: str) -> dist.ProcessG
     return group
 
 
+Opened = Mapping[Any, Callable[..., Any]]
+"""Operator -> the function of operators that it stands for."""
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, seen: Callable[[list[Tensor]], None]) -> None:
+    def __init__(self, seen: Callable[[list[Tensor]], None], opened: Opened) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen = seen
+        self._seen, self._opened = seen, opened
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        if func in self._opened:
+            with self:
+                result = self._opened[func](*args, **(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
         self._seen([x for x in tree_leaves(result) if isinstance(x, Tensor)])
         return result
 
 
-def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any]:
-    """Inside, `seen` gets what every operator returns, in forward and backward."""
-    return _Watch(seen)
+def watching(
+    seen: Callable[[list[Tensor]], None], opened: Opened = MappingProxyType({})
+) -> AbstractContextManager[Any]:
+    """Inside, `seen` gets what every operator returns, in forward and backward, and what those that
+    are `opened` make inside of themselves."""
+    return _Watch(seen, opened)
 
 
 class _PrivateUse(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import TradedRows
 from meshwright.codegen.sharded.later import taking
-from meshwright.ir.graph.experts import Operands
+from meshwright.ir.graph.experts import Operands, of_some
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
     home_reference,
@@ -93,7 +93,8 @@ def experts_here(
 ) -> Tensor:  # fmt: skip
     """`meshwright.experts` of the rows that have come to this rank. Its backward may leave the
     gradients of weights to be made while those of tokens are on their way."""
-    named = {name: None for name in Operands._fields} | {"form": ""} | given
+    named = {name: None for name in Operands._fields} | given
+    named["form"] = of_some(named["form"])
     given_all = (hidden, top_k_index, top_k_weights, *list(named.values())[3:])
     apply: Callable[..., Tensor] = _ExpertsHere.apply
     return apply(*given_all)

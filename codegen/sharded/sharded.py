@@ -23,6 +23,7 @@ from meshwright.codegen.sharded.routing import (
 )
 from meshwright.codegen.sharded.statistics import batch_norm
 from meshwright.codegen.sharded.vocabulary import cross_entropy_total, linear_cross_entropy
+from meshwright.ir.graph.experts import of_some
 from meshwright.ir.kernels import load
 
 
@@ -210,8 +211,9 @@ def experts(
     **weights: Tensor | str | None,
 ) -> Tensor:
     """The rank's experts: an index outside them adds nothing, so the sum over the axes is all."""
-    local = top_k_index - start
-    found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, **weights)
+    local, form = top_k_index - start, of_some(weights.get("form"))
+    given = {**weights, "form": form}
+    found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, **given)
     return found
 
 

@@ -33,6 +33,7 @@ from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
+from meshwright.ir.ops import facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +170,32 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
-            if step.op.name in self.travels and step.has_gradient:
-                beside += self._on_the_way(step, local, share)
+            beside += self._inside_backward(step, local, share)
             least = self._loss_bytes(step, local)
             self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
         self.rooms.append((beside, least))
         self._save(step, share)
 
-    def _on_the_way(self, step: OpStep, local: LocalOp, share: float) -> int:
-        """What the backward of experts makes where tokens travel, beside their weights' gradients:
-        the gradient of the result and that of tokens, a row for each token that has come, that of
-        the first product, and the gate."""
-        op = step.op
-        rows = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), local.inputs[0].nbytes)
-        first, last, *more = (prod(i.shape) for i in local.inputs if len(i.shape) == 3)
-        product = self._inside_bytes(op) * share * (step.busiest or 1.0)
-        return 2 * rows + round(product * (1 + last / (first + sum(more))))
+    def _inside_backward(self, step: OpStep, local: LocalOp, share: float) -> int:
+        """What the backward of experts makes beside gradients of its operands. Where tokens travel,
+        a row of them, and of gradients of results, for each that has come is there, too."""
+        op, travel = step.op, step.op.name in self.travels
+        count = facts(op.target).backward_inside
+        if count is None or not step.has_gradient:
+            return 0
+        kept = round(self._inside_bytes(op) * share * (step.busiest or 1.0))
+        shapes = [i.shape for i in local.inputs]
+        if self.site.run_as.fused_experts:  # gradients of the first product and of the gate
+            first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
+            inside = round(kept * (1 + last / (first + sum(more))))
+        else:
+            some = travel or shapes[3] != self.facts.graph.tensors[op.inputs[3]].shape
+            width, kind = DTYPE_BYTES[local.dtype], self.site.device.kind
+            inside = count(op, shapes, kept, width, kind, some)
+        if not travel:
+            return inside
+        root = self.facts.roots[op.inputs[0]]
+        return 2 * self.apart.get((op.name, root), local.inputs[0].nbytes) + inside
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""

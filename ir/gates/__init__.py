@@ -56,6 +56,16 @@ class SetGate:
         return tuple(x.to(grad.dtype) for x in made)
 
 
+    def at_once(self, operands: int, width: int) -> float:
+        """Values as large as one of so many operands that the backward has made and still has, at
+        most, each as wide as an operand is."""
+        count = self.gate.at_once[operands]
+        if not self.in_float32:
+            return count
+        wide = 4 / width
+        return (count + operands + 1) * wide + operands
+
+
 def said(name: str, settings: dict[str, float], in_float32: bool = False) -> str:
     """The text of a gate with its numbers; `parse_gate` reads it."""
     words = [name, *(f"{key}={value!r}" for key, value in settings.items())]

@@ -20,4 +20,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return slope * (gate <= limit), grad * F.silu(low) * inside(up, -limit, limit)
 
 
-GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}), {2: 6.125})

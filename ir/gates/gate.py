@@ -1,7 +1,7 @@
 """What an expert computes between its two products, and its derivative, as plain functions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,13 +24,18 @@ class ExpertGate:
     """Names of numbers that a text has to give: `clamped-silu limit=7.0`."""
     parts: frozenset[int] = frozenset({1, 2})
     """How many operands it takes: 1 without a gate, 2 with one."""
+    at_once: Mapping[int, float] = field(default_factory=lambda: {1: 5, 2: 8})
+    """By how many operands it takes: values as large as one that its backward has made and still
+    has, at most, its results among them."""
 
 
 def pointwise(
     value: Callable[[torch.Tensor], torch.Tensor],
     slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    at_once: int = 1,
 ) -> ExpertGate:
-    """The gate of an activation: it alone, or it times `up`. `slope`: (grad, x) -> grad of x."""
+    """The gate of an activation: it alone, or it times `up`. `slope`: (grad, x) -> grad of x, which
+    has so many values as large as x `at_once`, its result among them."""
 
     def forward(parts: Tensors, _: Settings) -> torch.Tensor:
         return value(parts[0]) if len(parts) == 1 else value(parts[0]) * parts[1]
@@ -41,7 +46,8 @@ def pointwise(
         gate, up = parts
         return slope(grad * up, gate), grad * value(gate)
 
-    return ExpertGate(forward, backward)
+    beside = {1: at_once, 2: max(3, at_once + 1)}
+    return ExpertGate(forward, backward, at_once=beside)
 
 
 def inside(x: torch.Tensor, low: float, high: float) -> torch.Tensor:

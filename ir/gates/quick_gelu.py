@@ -12,4 +12,4 @@ def _slope(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return grad * part * (1 + _STEEP * x * (1 - part))
 
 
-GATE = pointwise(lambda x: x * torch.sigmoid(_STEEP * x), _slope)
+GATE = pointwise(lambda x: x * torch.sigmoid(_STEEP * x), _slope, at_once=5)

@@ -10,4 +10,4 @@ def _slope(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return grad * part * (1 - part)
 
 
-GATE = pointwise(torch.sigmoid, _slope)
+GATE = pointwise(torch.sigmoid, _slope, at_once=4)

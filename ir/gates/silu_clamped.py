@@ -22,4 +22,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return slope, grad * made.clamp(max=limit) * inside(up, -limit, limit)
 
 
-GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("limit",), frozenset({2}), {2: 5.125})

@@ -21,4 +21,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     return grad * slope * (second * flat), grad * (first * bent) * part * (1 - flat * flat)
 
 
-GATE = ExpertGate(_forward, _backward, ("gate_cap", "up_cap"), frozenset({2}))
+GATE = ExpertGate(_forward, _backward, ("gate_cap", "up_cap"), frozenset({2}), {2: 8})

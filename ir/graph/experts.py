@@ -52,9 +52,16 @@ class ExpertForm:
     """Columns of the first product are gate 0, up 0, gate 1, up 1 and so on."""
     scaled_input: bool = False
     """Routing weights multiply what goes into an expert, not what comes out."""
+    some: bool = False
+    """These are some of all experts: pairs that are not here get no rows."""
 
     def __str__(self) -> str:
         return " ".join(name for name in self.__slots__ if getattr(self, name))
+
+
+def of_some(form: object) -> str:
+    """The text of a form where a rank has some of all experts."""
+    return f"{form or ''} some".strip()
 
 
 @lru_cache(maxsize=64)
@@ -194,10 +201,13 @@ def _first_product(given: Operands, x: torch.Tensor, groups: PairGroups) -> torc
     return product
 
 
-def _groups(given: Operands, dtype: torch.dtype) -> PairGroups:
+def _groups(given: Operands, dtype: torch.dtype, known: int | None = None) -> PairGroups:
+    """`known`: how many pairs have rows, where a forward has made some."""
     inner = given.last().shape[1]
     widths = (given.hidden.shape[1], inner, given.columns)
-    return groups_of(given.top_k_index, given.down.shape[0], dtype, widths)
+    some = parse_form(given.form).some
+    count = given.down.shape[0]
+    return groups_of(given.top_k_index, count, dtype, widths, some=some, known=known)
 
 
 def _rows(
@@ -241,9 +251,10 @@ class _Incoming(NamedTuple):
     """Gradients of results [pairs, H]."""
 
     @classmethod
-    def of(cls, given: Operands, grad: torch.Tensor, dtype: torch.dtype) -> "_Incoming":
-        """In the dtype of products."""
-        groups = _groups(given, dtype)
+    def of(cls, given: Operands, grad: torch.Tensor, product: torch.Tensor) -> "_Incoming":
+        """In the dtype of a product [pairs, columns]."""
+        dtype = product.dtype
+        groups = _groups(given, dtype, len(product))
         x, scale = _rows(given, groups, dtype)
         return cls(groups, x, scale, groups.of_tokens(grad.to(dtype)))
 
@@ -251,7 +262,7 @@ class _Incoming(NamedTuple):
 def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     """Gradients of hidden, top_k_weights, and the weights and biases that there are, in order."""
     given = Operands(*inputs)
-    incoming = _Incoming.of(given, grad, product.dtype)
+    incoming = _Incoming.of(given, grad, product)
     *grads, grad_product, gated = _to_tokens(given, incoming, product)
     return grads + _to_weights(given, incoming, grad_product, gated)
 
@@ -262,7 +273,7 @@ def experts_backward_tokens(
     """Gradients of hidden and of top_k_weights; then what those of weights are made of: that of the
     first product [pairs, columns], and the gate [pairs, I]."""
     given = Operands(*inputs)
-    return _to_tokens(given, _Incoming.of(given, grad, product.dtype), product)
+    return _to_tokens(given, _Incoming.of(given, grad, product), product)
 
 
 def experts_backward_weights(
@@ -271,7 +282,7 @@ def experts_backward_weights(
     """Gradients of the weights and biases that there are, in order, from what the other part of the
     backward has made."""
     given = Operands(*inputs)
-    return _to_weights(given, _Incoming.of(given, grad, grad_product.dtype), grad_product, gated)
+    return _to_weights(given, _Incoming.of(given, grad, grad_product), grad_product, gated)
 
 
 def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> list[torch.Tensor]:
@@ -280,17 +291,17 @@ def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> l
     dtype = product.dtype
     parts = given.parts(product)
     gated = gate.forward(parts)
-    unscaled = grouped(grad, given.last().to(dtype).transpose(1, 2), groups)
-    if form.scaled_input:
-        back = unscaled
-    else:
-        grad_scale = (unscaled * gated).sum(-1)
+    back = grouped(grad, given.last().to(dtype).transpose(1, 2), groups)
+    if not form.scaled_input:
+        grad_scale = (back * gated).sum(-1)
         if given.down_bias is not None:
             grad_scale += (grad * groups.rows_of(given.down_bias.to(dtype))).sum(-1)
-        back = unscaled * scale
+        back *= scale
     grad_product = torch.empty_like(product)
-    for target, part in zip(given.parts(grad_product), gate.backward(back, parts), strict=True):
+    made = gate.backward(back, parts)
+    for target, part in zip(given.parts(grad_product), made, strict=True):
         target.copy_(part)
+    del back, made, part  # as much as tokens, where these are narrow
     grad_x, *more = (
         grouped(part, given.first(weight).to(dtype).transpose(1, 2), groups)
         for weight, part in zip(given.firsts, _columns(given, grad_product), strict=True)
@@ -410,3 +421,12 @@ LIBRARY.impl("experts_backward_weights", _weights_shapes, "Meta")
 EXPERTS = torch.ops.meshwright.experts.default
 EXPERTS_TARGET = str(EXPERTS)
 """As `Op.target` has it; made once, as it is compared often."""
+
+_OPS = torch.ops.meshwright
+MADE_OF = {
+    _OPS.experts_forward.default: experts_forward,
+    _OPS.experts_backward.default: experts_backward,
+    _OPS.experts_backward_tokens.default: experts_backward_tokens,
+    _OPS.experts_backward_weights.default: experts_backward_weights,
+}
+"""What operators are made of, where somebody wants to see that."""

@@ -2,13 +2,15 @@
 
 On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device
 memory where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay
-at the end, hold anything, and are masked where rows are put together again.
+at the end, hold anything, and are masked where rows are put together again. Where experts are some
+of all, most pairs may not be here: the device is waited for once, and only those that are have rows.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from meshwright.ir.torch_private import GROUPED_MM
 
@@ -33,6 +35,8 @@ class PairGroups:
     picked_each: int
     """K of a token."""
     experts: int
+    exact: bool = True
+    """There is a row for each pair that is here, and for no other."""
 
     def picked(self, flat: torch.Tensor) -> torch.Tensor:
         """Of a value of all T*K pairs: those of these rows."""
@@ -57,7 +61,13 @@ class PairGroups:
         if self.ends is None:
             wide = _wide(rows)
             return wide.new_zeros(like.shape).index_add_(0, self.tokens, wide).to(like.dtype)
-        # All pairs have a row; a GPU would add them up in another order each time.
+        # A GPU would add them up in another order each time.
+        if self.exact:
+            by_token = self.order.argsort()
+            each = torch.arange(len(like) + 1, device=rows.device)
+            starts = torch.searchsorted(self.tokens[by_token], each)
+            bags = F.embedding_bag(by_token, rows, starts, mode="sum", include_last_offset=True)
+            return bags.to(like.dtype)
         places = torch.arange(len(rows), device=rows.device)
         back = torch.empty_like(self.order).index_copy_(0, self.order, places)
         by_token = rows.index_select(0, back).view(len(like), self.picked_each, rows.shape[1])
@@ -71,7 +81,7 @@ class PairGroups:
 
     def _here(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows with zeros for pairs that are not here."""
-        if self.ends is None:
+        if self.exact or self.ends is None:
             return rows
         here = torch.arange(len(rows), device=rows.device) < self.ends[-1]
         return torch.where(here.view(-1, *[1] * (rows.ndim - 1)), rows, 0)
@@ -90,31 +100,40 @@ def takes_kernel(device: torch.device, dtype: torch.dtype, widths: tuple[int, ..
 
 
 def groups_of(
-    index: torch.Tensor, experts: int, dtype: torch.dtype, widths: tuple[int, ...]
+    index: torch.Tensor,
+    experts: int,
+    dtype: torch.dtype,
+    widths: tuple[int, ...],
+    *,
+    some: bool = False,
+    known: int | None = None,
 ) -> PairGroups:
     """The pairs of an index [T, K], of which those outside [0, experts) are not here.
 
-    With more picked than there are experts, most pairs are not here, and the kernel would be given
-    their rows, too: so the device is waited for.
+    `some`: these are some of all experts, so that only pairs that are here get rows; `known`: how
+    many these are, where that has been asked before.
     """
     flat, picked = index.reshape(-1), index.shape[-1]
     key = torch.where((flat >= 0) & (flat < experts), flat, experts)
     owners, order = torch.sort(key, stable=True)
-    counts = torch.bincount(key, minlength=experts + 1)[:experts]
-    if takes_kernel(index.device, dtype, widths) and picked < experts:
-        ends = counts.cumsum(0, dtype=torch.int32)
-        return PairGroups(
-            order // picked, order, owners.clamp(max=experts - 1), (), ends, picked, experts
-        )
-    known = tuple(counts.tolist())
-    here = sum(known)
+    if takes_kernel(index.device, dtype, widths):
+        # Not by counts: torch waits for the device to make them.
+        each = torch.arange(experts, device=index.device, dtype=owners.dtype)
+        ends = torch.searchsorted(owners, each, right=True, out_int32=True)
+        if some:
+            here = int(ends[-1]) if known is None else known
+            order, owners = order[:here], owners[:here]
+        owners = owners.clamp(max=experts - 1)
+        return PairGroups(order // picked, order, owners, (), ends, picked, experts, exact=some)
+    counts = tuple(torch.bincount(key, minlength=experts + 1)[:experts].tolist())
+    here = sum(counts)
     order = order[:here]
-    return PairGroups(order // picked, order, owners[:here], known, None, picked, experts)
+    return PairGroups(order // picked, order, owners[:here], counts, None, picked, experts)
 
 
 def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[pairs, n] of rows [pairs, m] by each expert's matrix of [E, m, n]."""
-    if groups.ends is not None:
+    if groups.ends is not None and len(rows):
         return _by_kernel(rows, weight, groups.ends)
     made = rows.new_empty(len(rows), weight.shape[2])
     start = 0
@@ -128,6 +147,8 @@ def grouped(rows: torch.Tensor, weight: torch.Tensor, groups: PairGroups) -> tor
 
 def grouped_outer(left: torch.Tensor, right: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[E, m, n] of rows [pairs, m] and [pairs, n]: their product over each expert's run."""
+    if not len(left):
+        return left.new_zeros(groups.experts, left.shape[1], right.shape[1])
     if groups.ends is not None:
         return _by_kernel(left.t(), right, groups.ends)
     made = left.new_empty(groups.experts, left.shape[1], right.shape[1])

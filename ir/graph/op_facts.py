@@ -27,6 +27,9 @@ Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 CountKept = Callable[[Sequence[Shape]], int | None]
 """From the shapes of a rank's operands."""
+CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
+"""From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
+value, the kind of device, and whether a rank has some of its first weight's rows only."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
@@ -95,6 +98,9 @@ class OpFacts:
     inside: CountInside | None = None
     """Values that it makes and reads inside of each call, forward or backward, and how many of them
     are there at once; without it, none."""
+    backward_inside: CountBackward | None = None
+    """The most bytes that its backward has inside of it at once, beside what the forward kept, the
+    gradient that it is given and those that it makes; without it, those of `inside`."""
     messages: FindMessages | None = None
     """What ranks that have parts of its operands send each other inside of it."""
     copies: FindCopies | None = None

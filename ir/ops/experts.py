@@ -7,6 +7,7 @@ from math import ceil, gcd, prod
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
+from meshwright.ir.gates import parse_gate
 from meshwright.ir.graph.experts import parse_form
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
@@ -186,6 +187,43 @@ def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
     return (into,) * (1 + len(up)) + (Gemm(count, rows, width, inner, row),)
 
 
+_INDEX_BYTES = 3 * 8
+"""Of a pair: its place, its token and its expert, whole numbers."""
+
+
+def _backward_inside(
+    op: Op, shapes: Sequence[Shape], kept: int, width: int, kind: str, some: bool
+) -> int:
+    """The most of five moments of a backward (`ir.graph.experts`), in widths of a pair's values:
+    biases looked up, the gate's derivative, gradients of tokens as they are made and as they are
+    summed, and gradients of weights."""
+    tokens = shapes[0][0]
+    first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
+    rows = max(1, shapes[3][0] * shapes[0][-1])
+    columns, inner, hidden = (first + sum(more)) / rows, last / rows, shapes[0][-1]
+    if not columns:
+        return 0
+    pairs = kept / columns / width
+    biased = [name for name in _names(op) if name.endswith("bias")]
+    gate = parse_gate(str(given(op, "act", "")))
+    beside = gate.at_once(2 if columns > inner else 1, width)
+    both = 2 * hidden + 1  # tokens, gradients of results, routing weights
+    made = both + columns + inner + hidden
+    wide = 4 / width if width < 4 else 0  # sums of narrow rows are made of wide ones
+    if kind == "cpu":
+        summed = made + wide * hidden * (1 + tokens / max(1, pairs))
+    else:
+        summed = made + 2 * hidden * (not some)  # masked, and put into order
+    moments = (
+        both + 2 * inner + 2 * hidden * ("down_bias" in biased),
+        both + columns + (2 + beside) * inner,
+        made + hidden * len(more),
+        summed,
+        made + wide * max(columns, hidden) * bool(biased),
+    )
+    return round(pairs * (max(moments) * width + _INDEX_BYTES))
+
+
 FACTS = {
     "meshwright.experts": OpFacts(
         op_class=OpClass.MATMUL,
@@ -196,5 +234,6 @@ FACTS = {
         messages=_messages,
         copies=_copies,
         busiest=_busiest,
+        backward_inside=_backward_inside,
     )
 }

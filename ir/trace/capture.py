@@ -23,7 +23,7 @@ from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.graph.images import channels_last, is_channels_last
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.text.plain_text import shown
-from meshwright.ir.torch_private import no_python_of_graphs
+from meshwright.ir.torch_private import no_python_of_graphs, short_traces
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.declared import use_declared
@@ -114,7 +114,7 @@ def _export(
     hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
     with as_traced(step, originals), own_draws() as drawn, clocks() as read:
         before = kept_state(step, functions)
-        with part_of_busy(FORWARD), no_python_of_graphs():
+        with part_of_busy(FORWARD), no_python_of_graphs(), short_traces():
             program = torch.export.export(step, inputs, strict=False)
     hook.remove()
     return program, bool(moved(before, after) or read or drawn())

@@ -12,6 +12,7 @@ from torch import nn
 
 from meshwright.ir.deadline import check_time
 from meshwright.ir.errors import MeshwrightError, TraceError
+from meshwright.ir.garbage import rare_collections
 from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.blocks import find_blocks
 from meshwright.ir.graph.costed import costed
@@ -129,6 +130,7 @@ def _traced(
     """The graph, and whether forward left traces in Python."""
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
     with (
+        rare_collections(),
         explained(),
         torch.device("cpu"),
         fake_mode(),

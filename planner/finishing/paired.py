@@ -22,12 +22,14 @@ from meshwright.planner.problem.schedule_tools import (
 )
 from meshwright.planner.search.finish import changed
 
+_PARTS = (1, 2, 4, 0.5)
+"""Of a plan's micro-batches, how many are tried: the schedule that it has may like others best."""
 _LEAST = 0.02
 """Of a step that collectives inside blocks take: with less there is too little to gain."""
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan under each schedule with pairs, also with half the samples in a micro-batch."""
+    """The plan under each schedule with pairs, also with other samples in a micro-batch."""
     ranks = len(plan.schedule.rows)
     if ranks == 1 or not _is_waiting(plan) or not _are_alike(plan):
         return
@@ -39,14 +41,14 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         per_rank = stages_per_rank(name)[0]
         if ranks * per_rank > len(problem.graph.blocks):
             continue
-        for parts in (1, 2):
-            count = parts * plan.num_microbatches
-            if not fits(name, ranks * per_rank, count, ranks):
+        counts = [round(part * plan.num_microbatches) for part in _PARTS]
+        for count in allowed(problem.constraints, "num_microbatches", counts):
+            if not count or not fits(name, ranks * per_rank, count, ranks):
                 continue
             made = make_schedule(name, ranks * per_rank, count, ranks)
             owners = [made.rank_of(index) for index in range(made.num_stages)]
             found = replace(
-                plan, stages=_cut_anew(problem, plan, owners, parts), num_microbatches=count,
+                plan, stages=_cut_anew(problem, plan, owners, count), num_microbatches=count,
                 schedule=plan_table(name, made), predicted=None,
             )  # fmt: skip
             if not any(finding.severity == "error" for finding in verify(found)):
@@ -79,9 +81,9 @@ def _names(blocks: Sequence[Block]) -> set[str]:
     return {name for block in blocks for name in (block.name, block.pattern)}
 
 
-def _cut_anew(problem: Problem, plan: Plan, owners: list[int], parts: int) -> tuple[Stage, ...]:
-    """As many stages, of about equal work, with that part of the samples of a micro-batch; what
-    stages say of patterns is said of all."""
+def _cut_anew(problem: Problem, plan: Plan, owners: list[int], count: int) -> tuple[Stage, ...]:
+    """As many stages, of about equal work, for so many micro-batches; what stages say of patterns
+    is said of all."""
     blocks, work = problem.graph.blocks, list[float]()
     for index in range(len(plan.stages)):
         costs = stage_costs(problem.tables, plan, index)
@@ -100,7 +102,9 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int], parts: int) -> tu
         found.append(
             replace(
                 plan.stages[0], first=own[0].name, last=own[-1].name, devices=devices[rank],
-                batch_shares=tuple([share // parts for share in plan.stages[0].batch_shares]),
+                batch_shares=tuple(
+                    [share * plan.num_microbatches // count for share in plan.stages[0].batch_shares]
+                ),
                 overlap="none",
                 layouts={key: name for key, name in layouts.items() if key in known},
                 recompute={key: mode for key, mode in recompute.items() if key in known},

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.host_link import is_on_host, watching_rooms
+from meshwright.ir.graph.experts import MADE_OF
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_private import on_gradient, watching
 from meshwright.runtime.job.build import RankParts
@@ -27,7 +28,7 @@ def tracking(
     handles = on_gradient(trained, lambda p: tracker.label("gradients", [p.grad]))
     try:
         with (
-            watching(tracker.see),
+            watching(tracker.see, MADE_OF),
             watching_rooms(lambda room: tracker.label("host", [room])),
         ):
             yield found
