@@ -184,18 +184,17 @@ class Walk(Trace):
         if count is None or not step.has_gradient:
             return 0
         kept = round(self._inside_bytes(op) * share * (step.busiest or 1.0))
-        shapes = [i.shape for i in local.inputs]
+        width, shapes = DTYPE_BYTES[local.dtype], [i.shape for i in local.inputs]
+        come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
+        if come:
+            shapes[0] = come // width // shapes[0][1], shapes[0][1]
         if self.site.run_as.fused_experts:  # gradients of the first product and of the gate
             first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
             inside = round(kept * (1 + last / (first + sum(more))))
         else:
             some = travel or shapes[3] != self.facts.graph.tensors[op.inputs[3]].shape
-            width, kind = DTYPE_BYTES[local.dtype], self.site.device.kind
-            inside = count(op, shapes, kept, width, kind, some)
-        if not travel:
-            return inside
-        root = self.facts.roots[op.inputs[0]]
-        return 2 * self.apart.get((op.name, root), local.inputs[0].nbytes) + inside
+            inside = count(op, shapes, kept, width, self.site.device.kind, some)
+        return 2 * come + inside
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""

@@ -62,8 +62,7 @@ class SetGate:
         count = self.gate.at_once[operands]
         if not self.in_float32:
             return count
-        wide = 4 / width
-        return (count + operands + 1) * wide + operands
+        return (count + operands + 1) * 4 / width
 
 
 def said(name: str, settings: dict[str, float], in_float32: bool = False) -> str:

@@ -214,14 +214,15 @@ def _backward_inside(
         summed = made + wide * hidden * (1 + tokens / max(1, pairs))
     else:
         summed = made + 2 * hidden * (not some)  # masked, and put into order
-    moments = (
+    before = (
         both + 2 * inner + 2 * hidden * ("down_bias" in biased),
         both + columns + (2 + beside) * inner,
         made + hidden * len(more),
-        summed,
-        made + wide * max(columns, hidden) * bool(biased),
     )
-    return round(pairs * (max(moments) * width + _INDEX_BYTES))
+    after = (summed, made + wide * max(columns, hidden) * bool(biased))
+    to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
+    most = max(max(before) - to_come, *after)
+    return round(pairs * (most * width + _INDEX_BYTES))
 
 
 FACTS = {
