@@ -10,7 +10,18 @@ from meshwright.ir import torch_private
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import gates, parse_gate, said
 from meshwright.ir.graph import grouped
-from meshwright.ir.graph.experts import EXPERTS, ExpertForm
+from meshwright.ir.graph.experts import (
+    EXPERTS,
+    MADE_OF,
+    ExpertForm,
+    Operands,
+    experts_forward,
+    of_some,
+)
+from meshwright.ir.graph.graph import Op, Ref
+from meshwright.ir.ops import facts
+from meshwright.ir.torch_private import watching
+from meshwright.runtime.record.tensors import TensorTracker
 
 TOKENS, PICKED, EXPERT_COUNT, WIDTH, INNER = 7, 2, 3, 4, 8
 INDEX = torch.tensor([[0, 1], [2, 0], [-1, 2], [1, 1], [0, 2], [2, -2], [7, 0]])
@@ -105,10 +116,12 @@ def test_every_gate_and_form() -> None:
 def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of pairs that are not here hold anything in it, and come into nothing."""
     products: list[Tensor] = []
+    rows = set[int]()
     kernel: Any = torch_private.GROUPED_MM
 
     def counted(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
         products.append(offs)
+        rows.add(left.shape[-1] if right.ndim == 2 else len(left))
         made: Tensor = kernel(left, right, offs=offs)
         if made.ndim == 2:
             made[int(offs[-1]) :] = float("nan")
@@ -118,8 +131,10 @@ def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
     for form, gated, apart, biased in FORMS:
         values = given("silu", form, gated=gated, apart=apart, biased=biased)
         results: list[tuple[Tensor, ...]] = []
-        for by_kernel in (False, True):
+        for by_kernel, some in ((False, False), (True, False), (True, True)):
             products.clear()
+            rows.clear()
+            values["form"] = of_some(form) if some else str(form)
             monkeypatch.setattr(grouped, "takes_kernel", lambda *_, by=by_kernel: by)
             leaves = {
                 name: x.detach().float().requires_grad_() if isinstance(x, Tensor) else x
@@ -129,7 +144,71 @@ def test_kernel_of_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
             tensors = [x for x in leaves.values() if isinstance(x, Tensor)]
             results.append((made, *torch.autograd.grad(made.sin().sum(), tensors)))
             assert len(products) == (6 + 3 * apart if by_kernel else 0)
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+            here = int(((INDEX >= 0) & (INDEX < EXPERT_COUNT)).sum())
+            assert rows == ({here if some else INDEX.numel()} if by_kernel else set())
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(results[0], results[2], rtol=1e-4, atol=1e-4)
+
+
+def test_some_experts_of_which_no_token_picked_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "takes_kernel", lambda *_: True)
+    values = given("silu", ExpertForm(some=True), gated=True, apart=False, biased=True)
+    leaves = [x for x in values.values() if isinstance(x, Tensor)]
+    made = EXPERTS(**values, top_k_index=torch.full_like(INDEX, -1))
+    for one in (made, *torch.autograd.grad(made.sum(), leaves)):
+        assert not one.any()
+
+
+@pytest.mark.parametrize("inner", [64, 256])
+@pytest.mark.parametrize(
+    ("act", "gated", "biased", "dtype", "form"),
+    [
+        ("silu", True, False, torch.float64, ""),
+        ("silu", True, False, torch.float64, "some"),
+        ("silu", True, False, torch.bfloat16, ""),
+        ("silu float32", True, False, torch.bfloat16, ""),
+        ("quick-gelu", False, False, torch.float64, ""),
+        ("steep-silu alpha=1.7 limit=7.0", True, True, torch.float32, ""),
+        ("softcapped-silu gate_cap=3.0 up_cap=3.0", True, False, torch.float64, ""),
+    ],
+)
+def test_bytes_inside_of_a_backward(
+    act: str, gated: bool, biased: bool, dtype: torch.dtype, form: str, inner: int
+) -> None:
+    """What is said to be there at once is what is, beside operands, within the gradients of weights
+    and routing weights, which come at the end."""
+    tokens, width, count = 4096, 128, 4
+    index = torch.rand(tokens, 8).topk(2).indices if form else torch.rand(tokens, 4).topk(2).indices
+    columns = (1 + gated) * inner
+    several = {
+        "hidden": torch.rand(tokens, width), "top_k_index": index,
+        "top_k_weights": torch.rand(tokens, 2), "gate_up": torch.rand(count, columns, width),
+        "down": torch.rand(count, width, inner), "act": act,
+    }  # fmt: skip
+    if biased:
+        several |= {"gate_up_bias": torch.rand(count, columns), "down_bias": torch.rand(count, width)}
+    cast = {
+        k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for k, x in several.items()
+    }
+    all_given = Operands(**cast, form=form)
+    made, product = experts_forward(*all_given)
+    tracker = TensorTracker()
+    tracker.label("parameters", [x for x in (*all_given, made, product) if isinstance(x, Tensor)])
+    with watching(tracker.see, MADE_OF):
+        grads = torch.ops.meshwright.experts_backward(made, product, *all_given)
+    peak = tracker.peak()
+    tracker.stop()
+    args = tuple((k, Ref(k) if isinstance(x, Tensor) else x) for k, x in cast.items())
+    names = tuple(k for k, x in args if isinstance(x, Ref))
+    op = Op("experts", "experts", str(EXPERTS), (*args, ("form", form)), names, ("made",), "")
+    shapes = [tuple(x.shape) for x in cast.values() if isinstance(x, Tensor)]
+    count_inside = facts(str(EXPERTS)).backward_inside
+    assert count_inside
+    inside = count_inside(op, shapes, product.nbytes, product.itemsize, "cpu", bool(form))
+    least, most = inside + grads[0].nbytes, inside + sum(x.nbytes for x in grads)
+    measured = peak.peak_bytes - peak.parameters_bytes
+    assert 0.99 * least <= measured <= 1.01 * most
 
 
 def test_rows_are_summed_in_float32() -> None:
