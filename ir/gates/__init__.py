@@ -55,7 +55,6 @@ class SetGate:
         made = self.gate.backward(grad.float(), wide, self.settings)
         return tuple(x.to(grad.dtype) for x in made)
 
-
     def at_once(self, operands: int, width: int) -> float:
         """Values as large as one of so many operands that the backward has made and still has, at
         most, each as wide as an operand is."""

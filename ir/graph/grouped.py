@@ -3,7 +3,8 @@
 On a CPU that is a loop over runs. On a GPU it is one kernel of torch, which reads from device
 memory where runs end, so that nothing waits for the GPU; rows of pairs that are not here then stay
 at the end, hold anything, and are masked where rows are put together again. Where experts are some
-of all, most pairs may not be here: the device is waited for once, and only those that are have rows.
+of all, most pairs may not be here: the device is waited for once, and only those that are here have
+rows.
 """
 
 from dataclasses import dataclass

@@ -94,6 +94,8 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int], count: int) -> tu
     layouts = {key: name for stage in plan.stages for key, name in stage.layouts.items()}
     recompute = {key: mode for stage in plan.stages for key, mode in stage.recompute.items()}
     saved = {key: kept for stage in plan.stages for key, kept in stage.saved.items()}
+    usual = plan.stages[0].batch_shares
+    shares = tuple([share * plan.num_microbatches // count for share in usual])
     cuts = (0, *even_cuts(work, len(owners)), len(blocks))
     found = []
     for (start, stop), rank in zip(pairwise(cuts), owners, strict=True):
@@ -102,9 +104,7 @@ def _cut_anew(problem: Problem, plan: Plan, owners: list[int], count: int) -> tu
         found.append(
             replace(
                 plan.stages[0], first=own[0].name, last=own[-1].name, devices=devices[rank],
-                batch_shares=tuple(
-                    [share * plan.num_microbatches // count for share in plan.stages[0].batch_shares]
-                ),
+                batch_shares=shares,
                 overlap="none",
                 layouts={key: name for key, name in layouts.items() if key in known},
                 recompute={key: mode for key, mode in recompute.items() if key in known},

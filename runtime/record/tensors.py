@@ -1,7 +1,7 @@
 """Counts the bytes of all live tensors of a rank during one step, and of which kind they are.
 
-Seen are tensors that PyTorch's operators return, in forward and backward; what a kernel allocates
-inside itself, or the network library, is not.
+Seen are tensors that PyTorch's operators return, in forward and backward, also inside of those that
+are made of others; what a kernel allocates inside itself, or the network library, is not.
 """
 
 import weakref

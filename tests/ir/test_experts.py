@@ -186,7 +186,8 @@ def test_bytes_inside_of_a_backward(
         "down": torch.rand(count, width, inner), "act": act,
     }  # fmt: skip
     if biased:
-        several |= {"gate_up_bias": torch.rand(count, columns), "down_bias": torch.rand(count, width)}
+        several["gate_up_bias"] = torch.rand(count, columns)
+        several["down_bias"] = torch.rand(count, width)
     cast = {
         k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
         for k, x in several.items()
