@@ -77,8 +77,12 @@ class StackMemory:
     def __post_init__(self) -> None:
         shares = (self.reserved, self.bucket_copies, self.stepping, self.stepping_flat, self.norms,
                   self.gathers_flat, *self.gathers)  # fmt: skip
-        if any([not 0.0 <= share <= 16.0 for share in shares]) or self.stepping_bytes < 0:
-            raise PlanError(f"memory of a style: {self}; each share must be from 0 to 16")
+        sizes = (self.stepping_bytes, self.flat_alone_bytes, self.loss_hole_bytes,
+                 self.kept_output_bytes)  # fmt: skip
+        if any([not 0.0 <= share <= 16.0 for share in shares]) or min(sizes) < 0:
+            raise PlanError(
+                f"memory of a style: {self}; each share must be from 0 to 16, and no size below 0"
+            )
 
 
 NOTHING_MORE = StackMemory()
