@@ -33,6 +33,9 @@ class StackMemory:
     """While the optimizer runs, of what this rank steps."""
     stepping_flat: float = 0.0
     """The same where each replica has whole parameters: gradients in one flat tensor."""
+    flat_alone_bytes: int = 0
+    """Most that flat buckets of gradients take where no other rank has copies, so that nothing is
+    sent: they are made all the same, and their blocks are too small for what the step makes."""
     gathers: tuple[float, float] = (0.0, 0.0)
     """While stepped parts are gathered to whole parameters: of the whole, and of this rank's
     part."""
@@ -55,6 +58,15 @@ class StackMemory:
     split_loss_bytes: int = 0
     """Most per logit in a loss's backward, beside what it has kept, where ranks share the classes;
     0: twice the logits, as where they do not. Ours has three of four bytes."""
+    loss_hole_bytes: int = 0
+    """Per logit, of what a loss's forward frees and whose room is too small for anything that its
+    backward makes: it stays reserved, until memory is short."""
+    kept_output_bytes: int = 0
+    """Per logit of each micro-batch, of what the last stage of a pipeline returns: all are there
+    until the step ends."""
+    gathers_rest: bool = False
+    """What is no layer is gathered at once and stays so from its first use to its last; its
+    gradients go together."""
     late: LateFrees | None = None
     draws_again: bool = False
     """Kernels of dropout on GPUs draw again in the backward: they keep no masks."""
@@ -65,8 +77,12 @@ class StackMemory:
     def __post_init__(self) -> None:
         shares = (self.reserved, self.bucket_copies, self.stepping, self.stepping_flat, self.norms,
                   self.gathers_flat, *self.gathers)  # fmt: skip
-        if any([not 0.0 <= share <= 16.0 for share in shares]) or self.stepping_bytes < 0:
-            raise PlanError(f"memory of a style: {self}; each share must be from 0 to 16")
+        sizes = (self.stepping_bytes, self.flat_alone_bytes, self.loss_hole_bytes,
+                 self.kept_output_bytes)  # fmt: skip
+        if any([not 0.0 <= share <= 16.0 for share in shares]) or min(sizes) < 0:
+            raise PlanError(
+                f"memory of a style: {self}; each share must be from 0 to 16, and no size below 0"
+            )
 
 
 NOTHING_MORE = StackMemory()

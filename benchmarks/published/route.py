@@ -62,6 +62,8 @@ class Prediction:
     peaks: Mapping[str, float]
     """By what a table calls memory: bytes of the fullest rank, or of that which the stack logs."""
     fits: bool
+    """Whether something is left, so that no allocator has to give back what it has reserved apart:
+    a search that leaves any headroom takes no other plan."""
     style: str
 
 
@@ -78,7 +80,7 @@ def predict(row: Row, traces: Path | None = None) -> Prediction:
     room = min(device.memory_bytes for device in asked.cluster.device_types)
     return Prediction(
         plan.predicted.step_s, plan.predicted.error_band, _peaks(logged),
-        fullest.total_bytes <= room, stack.style,
+        fullest.total_bytes < room, stack.style,
     )  # fmt: skip
 
 

@@ -156,7 +156,9 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
     if not seq:
         raise RowError("batch.seq is missing")
     fits = fits_of(raw)
-    early = parallel.pp > 1 and not raw.get("after_pp_fix") and "nanotron" in context.name
+    # Of jobs that ran out of memory no table says: they count as of the stack as it became.
+    early = parallel.pp > 1 and not raw.get("after_pp_fix") and fits is not False
+    early &= "nanotron" in context.name
     step_s = None if fits is False else step_of(raw, shape, gbs, seq, gpus)
     untimed = _untimed(raw, step_s, early, fits)
     peak, kind = memory_of(part_of(raw, "measured"), str(common.get("framework") or ""))

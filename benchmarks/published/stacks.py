@@ -38,14 +38,14 @@ _MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1)
 _OLD_MEGATRON = replace(_MEGATRON, style="megatron-2021")
 _NEMO = Stack("nemo", sums_half=True)
 _AUTOMODEL = Stack("automodel", keeps_gathered=True)
+_INTERNEVO = Stack("internevo", sums_half=True)  # configs/7B_sft.py: bf16 gradients
 _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
 _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("nanotron",), _NANOTRON),
     (("automodel",), _AUTOMODEL),
     (("torchtitan", "fsdp2"), _TITAN),
-    # configs/7B_sft.py: bf16 gradients.
-    (("internevo",), Stack("internevo", sums_half=True)),
+    (("internevo",), _INTERNEVO),
     (("llm foundry", "llm-foundry"), Stack("llm-foundry")),
     # fms_fsdp/policies/mixed_precision.py.
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),
@@ -82,7 +82,7 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     # torchtitan's docs/float8.md names torch.compile as required.
     if stack is _TITAN and (row.compiled or "float8" in row.precision.lower()):
         own = row.system.split(row.table)[0]
-        early = re.search(r"\b2024\b", own) or not row.compiled
+        early = re.search(r"\b2024\b", own) or not row.compiled or _is_torchao_of_spring(row)
         found = _TITAN_2024 if early else _TITAN_COMPILED
         return replace(found, style=_ASYNC[found.style]) if row.parallel.async_tp else found
     # Its gpt-oss has `attn: flex` (examples/llm_benchmark/gpt_oss).
@@ -92,6 +92,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="bloom-async")
     if stack is _BLOOM and "fp32 gradients" in row.precision:
         return replace(stack, style="bloom-bf16", sums_half=False)
+    if stack is _INTERNEVO and row.parallel.zero == 3:
+        return replace(stack, style="internevo-fsdp")
     if stack is _MEGATRON and row.parallel.sp:
         return replace(stack, style="megatron-2022-sequence")
     if stack is not _NANOTRON:
@@ -104,3 +106,9 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     found = row.bandwidths.get("ar_intra")
     checks = found < _CHECKED_GB_S if found else row.revised and row.gpus > row.gpus_per_node
     return replace(stack, style="nanotron-checked") if checks else stack
+
+
+def _is_torchao_of_spring(row: Row) -> bool:
+    """Whether a row is of torchao's table of H100: by its README that had torchtitan 0.0.2 and a
+    torch 2.7.0a0, older than the compiled loss of April 2025; its table of MI300X is of August."""
+    return "torchao float8" in row.system.lower() and "h100" in row.gpu.lower()

@@ -92,6 +92,8 @@ class BlockCost:
     late_bytes: int = 0
     """By which it needs less than that where there are no gradients of its parameters before, of
     which all count as there."""
+    logits: int = 0
+    """Most that a loss reads of a micro-batch."""
     most_at: float = 0.0
     """Share of its backward's time after which there is most at once."""
 
@@ -284,6 +286,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         workspace_bytes=walk.workspace,
         eased_bytes=walk.workspace - most,
         late_bytes=most - room.growing,
+        logits=walk.logits,
         most_at=room.at,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),

@@ -70,6 +70,8 @@ class Walk(Trace):
     tape: Tape = field(default_factory=list)
     """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
+    logits: int = 0
+    """Most that a loss reads."""
     rooms: list[tuple[int, int]] = field(default_factory=list)
     """Of each op: bytes beside its operands, and the least that its backward has at once."""
     flops: float = 0.0
@@ -210,11 +212,15 @@ class Walk(Trace):
     def _loss_bytes(self, step: OpStep, local: LocalOp) -> int:
         """Gradients that are there at once in the backward of a loss; 0 for other ops."""
         found, of_stack = gradients_inside(local), self.site.run_as.memory.split_loss_bytes
-        if not found or not of_stack:
+        if not found:
+            return 0
+        logits = local.inputs[0].nbytes // DTYPE_BYTES[local.dtype]
+        self.logits = max(self.logits, logits)
+        if not of_stack:
             return found
         placed = [strategy.inputs[0] for strategy in step.strategies.values()]
         if any([isinstance(p, Shard) and p.dim == 1 for p in placed]):
-            return max(found, of_stack * (local.inputs[0].nbytes // DTYPE_BYTES[local.dtype]))
+            return max(found, of_stack * logits)
         return found
 
     def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:

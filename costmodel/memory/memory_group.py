@@ -33,6 +33,8 @@ class MemoryGroup:
     """Ranks that share what is split."""
     tied: tuple[Tied, ...] = ()
     """Parameters that several blocks read."""
+    rest: frozenset[int] = frozenset()
+    """Blocks whose parameters are gathered at once, and stay so."""
 
     def part(self, nbytes: int) -> int:
         """A rank's of a value of which each has a part, at most."""
@@ -77,7 +79,8 @@ class MemoryGroup:
         """Block -> bytes of each bucket that is complete after its backward."""
         found: dict[int, list[int]] = {}
         for bucket in self.buckets:
-            found.setdefault(bucket.owner, []).append(bucket.nbytes)
+            owner = min(self.rest) if bucket.owner in self.rest else bucket.owner
+            found.setdefault(owner, []).append(bucket.nbytes)
         return found
 
     def arriving(self, step: int, part: Callable[[int], int], in_place: bool) -> Sequence[int]:
@@ -95,10 +98,14 @@ class MemoryGroup:
                       for n, still in zip(own, frozen, strict=True)]  # fmt: skip
         else:
             moving = [2 * (n - still) for n, still in zip(own, frozen, strict=True)]
-        return [
+        found = [
             (more if more > n + still else n + still) if n else 0
             for n, still, more in zip(own, frozen, moving, strict=True)
         ]
+        if not self.rest:
+            return found
+        there = sum([own[i] for i in self.rest])
+        return [(n + there) * (i not in self.rest) for i, n in enumerate(found)]
 
     @cached_property
     def late(self) -> int:
@@ -128,11 +135,14 @@ class MemoryGroup:
         if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
             return ()
         own = self.parameters if step > 0 else self._backward
+        rest = sum([own[i] for i in self.rest])
+        if rest:
+            own = [n * (i not in self.rest) for i, n in enumerate(own)]
         if not prefetch:
-            return own
+            return [n + rest for n in own] if rest else own
         if step > 0:
-            return [sum(own[i : i + prefetch + 1]) for i in range(len(own))]
-        return [sum(own[i - prefetch if i > prefetch else 0 : i + 1]) for i in range(len(own))]
+            return [sum(own[i : i + prefetch + 1]) + rest for i in range(len(own))]
+        return [sum(own[max(0, i - prefetch) : i + 1]) + rest for i in range(len(own))]
 
     @cached_property
     def _backward(self) -> Sequence[int]:

@@ -68,15 +68,21 @@ def _rank_memory(
         beyond += max(0, kinds.activations - held.activations)
     inputs = _inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host)
     process = _process_bytes(tables, plan, device, own)
+    habits = tables.run_as.memory
+    logits = max([block.logits for i in own for block in costs[i].cost.blocks], default=0)
+    outputs = 0
+    if len(table.rows) > 1:
+        outputs = habits.kept_output_bytes * logits * plan.num_microbatches
     if not on_host:
-        allocated = parameters + held.gradients + optimizer + moving + inputs
-        beyond += tables.run_as.memory.reserved * allocated
+        allocated = parameters + held.gradients + optimizer + moving + inputs + outputs
+        beyond += habits.reserved * allocated
         # An allocator gives back what is reserved apart when memory is short.
         apart = sum(models[i].memory.stack.apart for i in own)
+        apart += habits.loss_hole_bytes * logits * (not outputs)
         if plan.num_microbatches == 1:  # else those of the micro-batch before are there
             apart += sum(models[i].memory.stack.gradients_apart for i in own)
         apart += late_bytes(
-            tables.run_as.memory.late, [b for i in own for b in costs[i].cost.blocks],
+            habits.late, [b for i in own for b in costs[i].cost.blocks],
             len(table.rows), plan.num_microbatches,
         )  # fmt: skip
         spare = device.memory_bytes - process - allocated - beyond
@@ -85,7 +91,7 @@ def _rank_memory(
         parameters_bytes=parameters,
         gradients_bytes=expected.gradients,
         optimizer_bytes=optimizer,
-        activations_bytes=expected.activations,
+        activations_bytes=expected.activations + outputs,
         communication_bytes=expected.communication,
         workspace_bytes=expected.workspace,
         inputs_bytes=inputs,

@@ -56,6 +56,8 @@ def stack_bytes(habits: StackMemory, groups: Iterable[SteppedGroup]) -> StackByt
         is_whole = not exchange.is_split("parameters")
         if ranks > 1 and parts == 1:
             always += habits.bucket_copies * trained
+        if ranks == 1:
+            apart += min(habits.flat_alone_bytes, exchange.summed * trained)
         each = habits.stepping + habits.stepping_flat * is_whole
         stepping += each * trained / parts
         if is_whole and parts > 1:

@@ -1,5 +1,6 @@
 """What a stage holds on a rank: its memory, put together from its parameters, blocks and forms."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
@@ -39,6 +40,7 @@ def stage_memory_of(
         )
         for nbytes, still, part in zip(trained, frozen, parts, strict=True)
     ]  # fmt: skip
+    rest = _no_layers(costs) if habits.gathers_rest else frozenset()
     stack = stack_bytes(
         habits,
         [SteppedGroup(form.exchange, own.trained_bytes,
@@ -73,10 +75,17 @@ def stage_memory_of(
                 form.frozen, form.still, form.shards,
                 tuple([Tied(ceil(one.nbytes * form.exchange.made), one.readers)
                        for one in own.tied]),
+                rest if form.exchange.fetches else frozenset(),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
+
+
+def _no_layers(costs: StageCosts) -> frozenset[int]:
+    """Blocks that are like no other of the stage, such as an embedding."""
+    alike = Counter(block.pattern for block in costs.blocks)
+    return frozenset(i for i, block in enumerate(costs.blocks) if alike[block.pattern] == 1)
 
 
 def _slots(costs: StageCosts, parts: Parts, held: Sequence[BlockParams]) -> SlotBytes:

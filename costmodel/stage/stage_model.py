@@ -225,6 +225,7 @@ def _sync(
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
         packs=costs.packs, updates=costs.updates, side_by_side=costs.device.kind == "cpu",
         check_s=costs.device.launching.check_s if costs.device.launching else 0.0,
+        chain_hop_s=tables.run_as.chain_hop_s,
     )  # fmt: skip
 
 

@@ -58,6 +58,8 @@ class Sync:
     """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
     check_s: float = 0.0
     """What comparing a collective takes before it starts, per further rank of its group."""
+    chain_hop_s: float = 0.0
+    """Least of a hop where new parameters go in chains, owner by owner; 0: they are gathered."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
     host: HostWaits = NO_WAITS
@@ -385,6 +387,18 @@ class Sync:
                 yield from landed
                 landed = [Step(Do.WAIT, 0.0, job, "gather"), *self._unpacked(group, send, bucket)]
             yield from landed
+            if self.chain_hop_s:
+                yield talk(self._chains_s(group, send), "gather")
+
+    def _chains_s(self, group: FormGroup, send: Send) -> float:
+        """Until what each owner broadcasts has come to the last rank of its chain."""
+        levels = group.lines.levels(send.axis)
+        owners = min(ranks_of(levels), sum([bucket.tensors for bucket in group.buckets]))
+        hops_s, outer = 0.0, ranks_of(levels)
+        for level in levels:
+            outer //= level.size
+            hops_s += (level.size - 1) * outer * max(self.chain_hop_s, level.link.step_s)
+        return owners * hops_s
 
     def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
         """Of a bucket that goes alone."""

@@ -92,6 +92,9 @@ class Style:
     parts_borders: bool = False
     """Of what ranks of tensor parallelism have alike each sends a part to the next stage, whose
     ranks gather it."""
+    chain_hop_s: float = 0.0
+    """New parameters are broadcast by those who stepped them, one owner after the other, each in a
+    chain over all ranks: seconds of a hop at least, of a faster link too. 0: they are gathered."""
     late: tuple[str, ...] = ()
     """Keys of the forms of synchronisation whose gradients leave after the last backward, not
     beside it."""
@@ -136,6 +139,8 @@ class Style:
             )
         if self.stepped and self.stepped not in DTYPE_BYTES:
             raise PlanError(f"style: stepped is {self.stepped!r}, which is no known dtype")
+        if not 0.0 <= self.chain_hop_s <= 1.0:
+            raise PlanError(f"style: chain_hop_s is {self.chain_hop_s}; it must be from 0 to 1 s")
         if not 0 <= self.loss_bytes <= 1024:
             raise PlanError(f"style: loss_bytes is {self.loss_bytes}; it must be from 0 to 1024")
 

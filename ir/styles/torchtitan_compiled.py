@@ -11,5 +11,6 @@ STYLE = replace(
     PLAIN,
     title="torchtitan, compiled",
     casting=Casting(operand=5, result=5),
+    memory=replace(PLAIN.memory, loss_hole_bytes=0),
     kernels=("rms_norm", "swiglu", "rotary", "cross_entropy", "gelu", "layer_norm"),
 )

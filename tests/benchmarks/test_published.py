@@ -34,6 +34,7 @@ from tests.benchmarks.published_rows import GPT3, LLAMA_8B, llama, raw, row
 SWEEP = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072,
          "tied": True}  # fmt: skip
 CHECKED = {"ar_intra": 425.0}
+TORCHAO = {"study": "torchao float8 README (torchtitan)", "compile": True}
 
 
 def nanotron(gpus, text="nanotron", **changes):
@@ -149,6 +150,12 @@ def test_report_counts_every_row(tmp_path: Path):
         (nanotron(8), "nanotron"), (nanotron(16, network_gb_s=CHECKED), "nanotron-checked"),
         (nanotron(16, network_gb_s={"ar_intra": 458.0}), "nanotron"),
         (nanotron(16, text="nanotron bench_cluster"), "nanotron-2024"),
+        (nanotron(8, after_pp_fix=False), "nanotron-early"),
+        (nanotron(8, after_pp_fix=None, status="oom", measured={}), "nanotron"),
+        (llama(**TORCHAO, hardware={"gpu": "H100-SXM5-80GB", "gpus": 64}), "torchtitan-2024"),
+        (llama(**TORCHAO, hardware={"gpu": "MI300X-192GB", "gpus": 64}), "torchtitan-compiled"),
+        (row("InternEvo"), "internevo"),
+        (row("InternEvo", parallel={"tp": 1, "pp": 1, "zero": 3}), "internevo-fsdp"),
     ],
 )  # fmt: skip
 def test_rows_tell_their_stack(made: Row, stack: str):

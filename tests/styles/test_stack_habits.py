@@ -122,3 +122,18 @@ def test_bands_are_what_runs_of_the_stack_showed(monkeypatch):
     assert known.error_band == pytest.approx(wide.error_band / 2)
     with pytest.raises(PlanError, match=r"band is 0.0; it must be from 0.1 to 10"):
         replace(style(""), band=0.0)
+
+
+def test_owners_broadcast_one_after_the_other(monkeypatch):
+    ours = style("")
+    layout = {"dp_shard": 16, "zero": 1}
+    step_s = priced(ours, monkeypatch, **layout)[2].step_s
+    chained = priced(replace(ours, chain_hop_s=1e-3), monkeypatch, **layout)[2].step_s
+    # Each of 16 owners over 14 hops inside two nodes and one between them.
+    assert chained - step_s == pytest.approx(16 * 15 * 1e-3, rel=1e-6)
+    network_s = CLUSTER.between_nodes.step_s
+    least = priced(replace(ours, chain_hop_s=1e-9), monkeypatch, **layout)[2].step_s
+    inside_s = CLUSTER.nodes[0].link.step_s
+    assert least - step_s == pytest.approx(16 * (14 * inside_s + network_s), rel=1e-6)
+    with pytest.raises(PlanError, match="chain_hop_s"):
+        replace(ours, chain_hop_s=2.0)

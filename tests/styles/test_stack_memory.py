@@ -24,14 +24,19 @@ CLUSTER = Cluster.preset("h100-sxm", num_nodes=1)
 TRAINED = 1 << 20
 
 
-def memory(
+def memory(*told: Any, **layout: Any) -> RankMemory:
+    """Of the fullest rank of `memories`."""
+    return max(memories(*told, **layout), key=lambda found: found.total_bytes)
+
+
+def memories(
     monkeypatch: pytest.MonkeyPatch,
     habits: StackMemory,
     *pins: str,
     stepped: str = "",
     **layout: Any,
-) -> RankMemory:
-    """Of the fullest rank, as a stack with these habits runs a layout."""
+) -> list[RankMemory]:
+    """Of each stage, as a stack with these habits runs a layout."""
     problem = make_problem(
         small_llama(), CLUSTER, constraints=("sync=zero", *pins), precision="bf16"
     )
@@ -41,7 +46,7 @@ def memory(
         patch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
         tables = CostTables(small_llama(), CLUSTER, plan.precision)
         stages = estimate_all(small_llama(), CLUSTER, plan, tables).prediction.stages
-    return max([stage.memory for stage in stages], key=lambda found: found.total_bytes)
+    return [stage.memory for stage in stages]
 
 
 NONE = StackMemory()
@@ -161,6 +166,8 @@ def test_shares_are_checked() -> None:
         StackMemory(stepping=17.0)
     with pytest.raises(PlanError, match="from 0 to 16"):
         StackMemory(reserved=-0.1)
+    with pytest.raises(PlanError, match="no size below 0"):
+        StackMemory(loss_hole_bytes=-1)
 
 
 def test_a_packed_tensor_lives_as_long_as_queries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +202,38 @@ def test_reduced_gradients_stay_reserved_in_a_pool_of_their_own(
     for layout in ({"zero": 3, "num_microbatches": 2}, {"zero": 1}):
         both = [memory(monkeypatch, x, dp_shard=8, **layout) for x in (NONE, apart)]
         assert both[0].total_bytes == both[1].total_bytes
+
+
+def test_flat_buckets_are_made_where_nobody_else_has_copies_too() -> None:
+    habits = StackMemory(flat_alone_bytes=3 << 18)
+    for ranks, nbytes, found in ((1, TRAINED, 3 << 18), (1, 1 << 10, 1 << 10), (4, TRAINED, 0)):
+        group = SteppedGroup(exchange("zero1", ranks), nbytes, 1, ranks, ranks)
+        assert stack_bytes(habits, [group]).apart == found
+
+
+def test_what_a_losss_forward_frees_stays_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    hole = StackMemory(loss_hole_bytes=2, kept_output_bytes=2)
+    plain, more = (memory(monkeypatch, x, dp_shard=8, zero=1) for x in (NONE, hole))
+    assert more.total_bytes - plain.total_bytes == 2 * (4 * 64 * WORDS)
+    assert more.activations_bytes == plain.activations_bytes
+
+
+def test_the_last_stage_keeps_logits_of_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout: dict[str, Any] = {"pp": 2, "dp_shard": 4, "zero": 1, "num_microbatches": 4}
+    keeps = StackMemory(loss_hole_bytes=2, kept_output_bytes=2)
+    (first, plain), (same, more) = (memories(monkeypatch, x, **layout) for x in (NONE, keeps))
+    assert first == same
+    # Two samples a micro-batch; what stays is no hole.
+    assert more.activations_bytes - plain.activations_bytes == 4 * 2 * (2 * 64 * WORDS)
+    assert more.total_bytes - plain.total_bytes == 4 * 2 * (2 * 64 * WORDS)
+
+
+def test_what_is_no_layer_may_stay_gathered() -> None:
+    sizes = (100, 10, 10, 80)
+    alone = MemoryGroup(exchange("zero3", 4), (), sizes, sizes, (40, 4, 4, 40))
+    rest = replace(alone, rest=frozenset({0, 3}))
+    assert [*alone.gathered(1, 1)] == [110, 20, 90, 80]
+    assert [*rest.gathered(1, 1)] == [190, 200, 190, 180]
+    assert [*rest.gathered(-1, 0)] == [180, 190, 190, 180]
+    assert [*rest.arriving(1, lambda n: 0, in_place=False)] == [0, 200, 200, 0]
+    assert [*alone.arriving(1, lambda n: 0, in_place=False)] == [200, 20, 20, 160]
