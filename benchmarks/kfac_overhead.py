@@ -6,13 +6,17 @@ A perceptron trains as jobs of plans that differ in `sync` alone: plain; K-FAC t
 with what it has; that makes factors in each step; and inverses too; with owners (zero 1) and with
 inverses sent to all (zero 0). All jobs are in the same processes and take turns, step by step. What
 K-FAC adds is what its step takes longer than the plain one, each the shortest fifth of its turns at
-most, as other work on the machine makes single steps longer and none shorter. `busy` is what
-all ranks' processors were busy with in a step, shared out over the cores: a step takes that and
-what it waits. `paired` is the other reading of the same steps, in which nothing is chosen: the
-median of what a step takes longer than the plain one of the same turn, and between which two of
-these differences the median lies in 95 of 100 such runs (order statistics). `told` is the same of
-`plan.predicted`, on a cluster as it is measured first, once it is quiet. What other work there is
-(the load) is printed before and after.
+most, as other work on the machine makes single steps longer and none shorter. `paired` is the other
+reading of the same steps, in which nothing is chosen: the median of what a step takes longer than
+the plain one of the same turn, and between which two of these differences the median lies in 95 of
+100 such runs (order statistics). `told` is the same of `plan.predicted`, on a cluster as it is
+measured first, once it is quiet.
+
+What can be known is measured, too: each job is there twice, and `again` is what the second ones
+say, of the same thing in the same turns; `told again` is on a cluster that is measured a second
+time, after the steps. The lines below the table say how many pairs of two readings of one thing are
+within 10 % of each other: a prediction can hardly be nearer. What other work there is (the load) is
+printed before and after.
 """
 
 import argparse
@@ -41,6 +45,9 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import run_ranks
 
 RANKS = 4
+TIMES = 2
+"""That each job is there."""
+NEAR = 0.1
 NEVER = 2**20
 KINDS = {
     "preconditions": {"factor_update_steps": NEVER, "inv_update_steps": NEVER},
@@ -100,29 +107,34 @@ def plans(sizes: Sizes, cluster: Cluster) -> dict[str, Plan]:
     return found
 
 
-Turn = tuple[float, float]
-"""Seconds of a step by the clock, and of this rank's processors."""
+Steps = dict[str, tuple[list[float], ...]]
+"""Of each job, by how many times it is there: seconds of its steps, turn by turn."""
 
 
-def measured(sizes: Sizes, made: dict[str, Plan], turns: int) -> dict[str, list[Turn]]:
-    """The steps of each job, turn by turn; every rank calls it."""
+def measured(sizes: Sizes, made: dict[str, Plan], turns: int) -> Steps:
+    """The steps of all jobs, each of which is there twice; every rank calls it."""
     data = batch(sizes)
-    jobs = {
-        name: compile_job(Perceptron(sizes), plan, lr=0.01, device="cpu", check=False,
-                          example_inputs=data)
-        for name, plan in made.items()
-    }  # fmt: skip
-    found: dict[str, list[Turn]] = {name: [] for name in jobs}
+    jobs = [
+        {
+            name: compile_job(
+                Perceptron(sizes), plan, lr=0.01, device="cpu", check=False, example_inputs=data
+            )
+            for name, plan in made.items()
+        }
+        for _ in range(TIMES)
+    ]
+    found: Steps = {name: tuple([] for _ in jobs) for name in made}
     for turn in range(turns + 2):
-        for name, job in jobs.items():
-            torch.distributed.barrier()
-            began, busy = time.perf_counter(), time.process_time()
-            job.step(data)
-            if turn >= 2:  # the first make all that later ones may not
-                took = time.perf_counter() - began, time.process_time() - busy
-                found[name].append(took)
-    for job in jobs.values():
-        job.close()
+        for number, own in enumerate(jobs):
+            for name, job in own.items():
+                torch.distributed.barrier()
+                began = time.perf_counter()
+                job.step(data)
+                if turn >= 2:  # the first make all that later ones may not
+                    found[name][number].append(time.perf_counter() - began)
+    for own in jobs:
+        for job in own.values():
+            job.close()
     return found
 
 
@@ -131,20 +143,71 @@ def quiet_ms(seconds: Sequence[float]) -> float:
     return 1e3 * sorted(seconds)[len(seconds) // 5]
 
 
-def busy_ms(ranks: Sequence[Sequence[Turn]], cores: int) -> float:
-    """The same of what all processors do in a step, shared out over the cores."""
-    return quiet_ms([sum([busy for _, busy in turn]) / cores for turn in zip(*ranks, strict=True)])
-
-
-def paired_ms(steps: Sequence[Turn], plain: Sequence[Turn]) -> tuple[float, float, float]:
+def paired_ms(steps: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
     """Median of the differences within turns, in milliseconds, and the 95 % interval of it."""
-    more = sorted([1e3 * (a - b) for (a, _), (b, _) in zip(steps, plain, strict=True)])
+    more = sorted([1e3 * (a - b) for a, b in zip(steps, plain, strict=True)])
     n, rank, tail = len(more), 0, 0.0
     # The median is below the k-th smallest as often as n coins show fewer than k heads.
     while (tail := tail + comb(n, rank) / 2**n) <= 0.025:
         rank += 1
     at = max(0, rank - 1)
     return median(more), more[at], more[-1 - at]
+
+
+def told_ms(plan: Plan, plain: Plan) -> float:
+    """What a plan is predicted to take longer than the plain one."""
+    assert plan.predicted and plain.predicted
+    return 1e3 * (plan.predicted.step_s - plain.predicted.step_s)
+
+
+@dataclass(frozen=True)
+class Added:
+    """What one kind of K-FAC adds to a step, in milliseconds; pairs are two readings of one
+    thing."""
+
+    told: tuple[float, float]
+    quiet: tuple[float, float]
+    paired: tuple[float, float]
+    between: tuple[float, float]
+
+    @property
+    def cells(self) -> list[str]:
+        told, again = self.told
+        low, high = self.between
+        return [
+            f"{told:.1f}", f"{again:.1f}",
+            *(f"{x:.1f}" for x in self.quiet), f"{told / self.quiet[0] - 1:+.0%}",
+            *(f"{x:.1f}" for x in self.paired), f"{low:.1f} to {high:.1f}",
+            f"{told / self.paired[0] - 1:+.0%}",
+        ]  # fmt: skip
+
+
+def added(found: Steps, name: str, level: str, told: tuple[float, float]) -> Added:
+    pairs = list(zip(found[name], found[level], strict=True))
+    quiet = [quiet_ms(steps) - quiet_ms(plain) for steps, plain in pairs]
+    (first, low, high), (second, *_) = (paired_ms(steps, plain) for steps, plain in pairs)
+    return Added(told, (quiet[0], quiet[1]), (first, second), (low, high))
+
+
+def is_near(one: float, other: float) -> bool:
+    """Tells whether the first is within 10 % of the other."""
+    return abs(one / other - 1) <= NEAR
+
+
+def shares(rows: Sequence[Added]) -> list[str]:
+    """How many rows are told within the bar, and how many pairs of one thing's readings are."""
+    n = len(rows)
+    of = {
+        "told beside the shortest fifth": [(r.told[0], r.quiet[0]) for r in rows],
+        "told beside the paired median": [(r.told[0], r.paired[0]) for r in rows],
+        "the shortest fifth beside itself": [(r.quiet[1], r.quiet[0]) for r in rows],
+        "the paired median beside itself": [(r.paired[1], r.paired[0]) for r in rows],
+        "told beside told again": [(r.told[1], r.told[0]) for r in rows],
+    }
+    lines = [f"{what}: {sum(is_near(*x) for x in pairs)} of {n} within {NEAR:.0%}"
+             for what, pairs in of.items()]  # fmt: skip
+    within = sum(r.between[0] <= r.told[0] <= r.between[1] for r in rows)
+    return [*lines, f"told within the interval of the paired median: {within} of {n}"]
 
 
 def main() -> None:
@@ -156,38 +219,25 @@ def main() -> None:
     sizes = Sizes(given.width, given.layers, given.batch)
     before, pace = os.getloadavg()[0], pace_s()
     made = plans(sizes, measure_local(RANKS))
-    took = run_ranks(RANKS, measured, sizes, made, given.turns, timeout_s=1500)
-    cores = min(RANKS, len(os.sched_getaffinity(0)))
-    step_ms = {name: quiet_ms([s for s, _ in took[0][name]]) for name in made}
-    processor_ms = {name: busy_ms([own[name] for own in took], cores) for name in made}
-    heads = (
-        "step, ms",
-        "busy",
-        "told",
-        "added",
-        "busy",
-        "told",
-        "off",
-        "paired",
-        "from, to",
-        "off",
-    )
-    table = Table("job", *heads)
+    found = run_ranks(RANKS, measured, sizes, made, given.turns, timeout_s=1500)[0]
+    after, pace_after = os.getloadavg()[0], pace_s()
+    again = plans(sizes, measure_local(RANKS))
+    table = Table("job", "step, ms", "told", "added: told", "again", "fifth", "again", "off",
+                  "paired", "again", "from, to", "off")  # fmt: skip
+    rows = []
     for name, plan in made.items():
         level = name.split(":")[0]
-        assert plan.predicted and made[level].predicted
-        step, told = step_ms[name], 1e3 * plan.predicted.step_s
-        cells = [f"{step:.1f}", f"{processor_ms[name]:.1f}", f"{told:.1f}"]
+        assert plan.predicted
+        cells = [f"{quiet_ms(found[name][0]):.1f}", f"{1e3 * plan.predicted.step_s:.1f}"]
         if name != level:
-            added, busy = step - step_ms[level], processor_ms[name] - processor_ms[level]
-            more = told - 1e3 * made[level].predicted.step_s
-            mid, low, high = paired_ms(took[0][name], took[0][level])
-            cells += [f"{added:.1f}", f"{busy:.1f}", f"{more:.1f}", f"{more / added - 1:+.0%}"]
-            cells += [f"{mid:.1f}", f"{low:.1f} to {high:.1f}", f"{more / mid - 1:+.0%}"]
+            told = told_ms(plan, made[level]), told_ms(again[name], again[level])
+            rows.append(added(found, name, level, told))
+            cells += rows[-1].cells
         table.add_row(name, *cells)
     Console(width=140).print(table)
-    print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after (with four processes); a loop "
-          f"took {1e3 * pace:.1f} and {1e3 * pace_s():.1f} ms")  # fmt: skip
+    print("\n".join(shares(rows)))
+    print(f"load {before:.1f} before, {after:.1f} after (with four processes); a loop took "
+          f"{1e3 * pace:.1f} and {1e3 * pace_after:.1f} ms")  # fmt: skip
 
 
 if __name__ == "__main__":
