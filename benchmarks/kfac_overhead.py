@@ -1,31 +1,31 @@
 """What K-FAC adds to a step, as predicted and as measured, on four Gloo processes of this machine.
 
-python -m benchmarks.kfac_overhead [--width 512] [--layers 6] [--batch 512] [--turns 25]
+python -m benchmarks.kfac_overhead [--width 512] [--layers 6] [--batch 512] [--turns 6] [--rounds 4]
 
 A perceptron trains as jobs of plans that differ in `sync` alone: plain; K-FAC that preconditions
 with what it has; that makes factors in each step; and inverses too; with owners (zero 1) and with
 inverses sent to all (zero 0). All jobs are in the same processes and take turns, step by step. What
-K-FAC adds is what its step takes longer than the plain one, each the shortest fifth of its turns at
-most, as other work on the machine makes single steps longer and none shorter. `paired` is the other
-reading of the same steps, in which nothing is chosen: the median of what a step takes longer than
-the plain one of the same turn, and between which two of these differences the median lies in 95 of
-100 such runs (order statistics). `told` is the same of `plan.predicted`, on a cluster as it is
-measured first, once it is quiet.
+K-FAC adds is the median of what its step takes longer than the plain one of the same turn; beside
+it, between which two of these differences the median lies in 95 of 100 such runs (order
+statistics). `told` is the same of `plan.predicted`. A machine that others share changes within
+seconds: so it is measured before each round of turns and after the last, and what is told is the
+mean over these clusters, as what is measured is over these rounds; `first` is told on the first
+one alone, and the least and the most are beside it.
 
-What can be known is measured, too: each job is there twice, and `again` is what the second ones
-say, of the same thing in the same turns; `told again` is on a cluster that is measured a second
-time, after the steps. The lines below the table say how many pairs of two readings of one thing are
-within 10 % of each other: a prediction can hardly be nearer. What other work there is (the load) is
+How near a prediction can be is measured too: each job is there twice, and `again` is what the
+second ones say, of the same thing in the same turns. The lines below the table say how many pairs
+of two readings of one thing are within 10 % of each other. What other work there is (the load) is
 printed before and after.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import comb
-from statistics import median
+from statistics import mean, median
 
 import torch
 from rich.console import Console
@@ -138,11 +138,6 @@ def measured(sizes: Sizes, made: dict[str, Plan], turns: int) -> Steps:
     return found
 
 
-def quiet_ms(seconds: Sequence[float]) -> float:
-    """Milliseconds within which a fifth of the steps were done."""
-    return 1e3 * sorted(seconds)[len(seconds) // 5]
-
-
 def paired_ms(steps: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
     """Median of the differences within turns, in milliseconds, and the 95 % interval of it."""
     more = sorted([1e3 * (a - b) for a, b in zip(steps, plain, strict=True)])
@@ -162,82 +157,84 @@ def told_ms(plan: Plan, plain: Plan) -> float:
 
 @dataclass(frozen=True)
 class Added:
-    """What one kind of K-FAC adds to a step, in milliseconds; pairs are two readings of one
-    thing."""
+    """What one kind of K-FAC adds to a step, in milliseconds."""
 
-    told: tuple[float, float]
-    quiet: tuple[float, float]
-    paired: tuple[float, float]
+    told: tuple[float, ...]
+    """By cluster."""
+    found: tuple[float, float]
+    """By which of the two jobs."""
     between: tuple[float, float]
+    """Of the first."""
 
     @property
     def cells(self) -> list[str]:
-        told, again = self.told
-        low, high = self.between
+        told, (first, again), (low, high) = mean(self.told), self.found, self.between
         return [
-            f"{told:.1f}", f"{again:.1f}",
-            *(f"{x:.1f}" for x in self.quiet), f"{told / self.quiet[0] - 1:+.0%}",
-            *(f"{x:.1f}" for x in self.paired), f"{low:.1f} to {high:.1f}",
-            f"{told / self.paired[0] - 1:+.0%}",
+            f"{self.told[0]:.1f}", f"{told:.1f}", f"{min(self.told):.1f} to {max(self.told):.1f}",
+            f"{first:.1f}", f"{again:.1f}", f"{low:.1f} to {high:.1f}", f"{told / first - 1:+.0%}",
         ]  # fmt: skip
 
 
-def added(found: Steps, name: str, level: str, told: tuple[float, float]) -> Added:
-    pairs = list(zip(found[name], found[level], strict=True))
-    quiet = [quiet_ms(steps) - quiet_ms(plain) for steps, plain in pairs]
+def added(found: Steps, name: str, level: str, told: Iterable[float]) -> Added:
+    """Reads both jobs of a kind."""
+    pairs = zip(found[name], found[level], strict=True)
     (first, low, high), (second, *_) = (paired_ms(steps, plain) for steps, plain in pairs)
-    return Added(told, (quiet[0], quiet[1]), (first, second), (low, high))
-
-
-def is_near(one: float, other: float) -> bool:
-    """Tells whether the first is within 10 % of the other."""
-    return abs(one / other - 1) <= NEAR
+    return Added(tuple(told), (first, second), (low, high))
 
 
 def shares(rows: Sequence[Added]) -> list[str]:
     """How many rows are told within the bar, and how many pairs of one thing's readings are."""
-    n = len(rows)
     of = {
-        "told beside the shortest fifth": [(r.told[0], r.quiet[0]) for r in rows],
-        "told beside the paired median": [(r.told[0], r.paired[0]) for r in rows],
-        "the shortest fifth beside itself": [(r.quiet[1], r.quiet[0]) for r in rows],
-        "the paired median beside itself": [(r.paired[1], r.paired[0]) for r in rows],
-        "told beside told again": [(r.told[1], r.told[0]) for r in rows],
+        "told beside found": [(mean(r.told), r.found[0]) for r in rows],
+        "told beside found again": [(mean(r.told), r.found[1]) for r in rows],
+        "told first beside found": [(r.told[0], r.found[0]) for r in rows],
+        "found again beside found": [(r.found[1], r.found[0]) for r in rows],
+        "told on one cluster beside another of this machine": [
+            pair for r in rows for pair in combinations(r.told, 2)
+        ],
     }
-    lines = [f"{what}: {sum(is_near(*x) for x in pairs)} of {n} within {NEAR:.0%}"
-             for what, pairs in of.items()]  # fmt: skip
-    within = sum(r.between[0] <= r.told[0] <= r.between[1] for r in rows)
-    return [*lines, f"told within the interval of the paired median: {within} of {n}"]
+    lines = [
+        f"{what}: {sum(abs(one / other - 1) <= NEAR for one, other in pairs)} of {len(pairs)} "
+        f"within {NEAR:.0%}"
+        for what, pairs in of.items()
+    ]
+    within = sum(r.between[0] <= mean(r.told) <= r.between[1] for r in rows)
+    return [*lines, f"told within the interval of what is found: {within} of {len(rows)}"]
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, value in (("width", 512), ("layers", 6), ("batch", 512), ("turns", 25)):
+    numbers = ("width", 512), ("layers", 6), ("batch", 512), ("turns", 6), ("rounds", 4)
+    for name, value in numbers:
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
     sizes = Sizes(given.width, given.layers, given.batch)
     before, pace = os.getloadavg()[0], pace_s()
-    made = plans(sizes, measure_local(RANKS))
-    found = run_ranks(RANKS, measured, sizes, made, given.turns, timeout_s=1500)[0]
-    after, pace_after = os.getloadavg()[0], pace_s()
-    again = plans(sizes, measure_local(RANKS))
-    table = Table("job", "step, ms", "told", "added: told", "again", "fifth", "again", "off",
-                  "paired", "again", "from, to", "off")  # fmt: skip
+    of_clusters = [plans(sizes, measure_local(RANKS))]
+    found: Steps = {name: tuple([] for _ in range(TIMES)) for name in of_clusters[0]}
+    for _ in range(given.rounds):
+        args = measured, sizes, of_clusters[0], given.turns
+        for name, own in run_ranks(RANKS, *args, timeout_s=1500)[0].items():
+            for steps, more in zip(found[name], own, strict=True):
+                steps += more
+        of_clusters.append(plans(sizes, measure_local(RANKS)))
+    table = Table("job", "step, ms", "told", "added: told first", "told", "from, to", "found",
+                  "again", "from, to", "off")  # fmt: skip
     rows = []
-    for name, plan in made.items():
+    for name in found:
         level = name.split(":")[0]
-        assert plan.predicted
-        cells = [f"{quiet_ms(found[name][0]):.1f}", f"{1e3 * plan.predicted.step_s:.1f}"]
+        steps_s = [plan.predicted.step_s for own in of_clusters if (plan := own[name]).predicted]
+        cells = [f"{1e3 * median(found[name][0]):.1f}", f"{1e3 * mean(steps_s):.1f}"]
         if name != level:
-            told = told_ms(plan, made[level]), told_ms(again[name], again[level])
+            told = (told_ms(own[name], own[level]) for own in of_clusters)
             rows.append(added(found, name, level, told))
             cells += rows[-1].cells
         table.add_row(name, *cells)
     Console(width=140).print(table)
     print("\n".join(shares(rows)))
-    print(f"load {before:.1f} before, {after:.1f} after (with four processes); a loop took "
-          f"{1e3 * pace:.1f} and {1e3 * pace_after:.1f} ms")  # fmt: skip
+    print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after (with four processes); a loop "
+          f"took {1e3 * pace:.1f} and {1e3 * pace_s():.1f} ms")  # fmt: skip
 
 
 if __name__ == "__main__":
