@@ -187,20 +187,20 @@ def _planned(graph: Graph, cluster: Cluster, store: str, *, again: bool) -> Plan
 def _last(plan_of: Callable[[int], Plan], limit: int) -> tuple[int, Plan | None]:
     """The largest batch whose plan takes no more than `limit`, and that; 0 if one is too large."""
 
+    plan_at = cache(plan_of)
+
     def used(n: int) -> int:
-        predicted = plan_of(n).predicted
+        predicted = plan_at(n).predicted
         assert predicted is not None
         return predicted.stages[0].memory.used_bytes
 
     low, high = used(2), used(6)
-    if used(1) > limit:
-        return 0, None
     n = max(1, 2 + int(4 * (limit - low) / (high - low)))
-    while used(n) > limit:
+    while n and used(n) > limit:
         n -= 1
     while used(n + 1) <= limit:
         n += 1
-    return n, plan_of(n)
+    return n, plan_at(n) if n else None
 
 
 class _Turn:
