@@ -130,9 +130,9 @@ def main() -> None:
         for seed in given.seeds:
             found: dict[str, Curve] = {}
             for stale in given.stale:
-                plan = plan_of(hidden, given.ranks, stale=stale)
+                args = plan_of(hidden, given.ranks, stale=stale), hidden, seed, given.iterations
                 found[f"alternating, sums {stale} late"] = run_ranks(
-                    given.ranks, alternating, plan, hidden, seed, given.iterations, timeout_s=TIMEOUT_S
+                    given.ranks, alternating, *args, timeout_s=TIMEOUT_S
                 )[0]
             for kind in RATES:
                 lr, found_best = best(kind, hidden, seed, given.iterations)

@@ -103,7 +103,7 @@ def walk(
                 print(f"{precision} | {name} | refused: {error}", flush=True)
     for ranks in (1, 2):
         own = [case for case in cases if case[2].world_size == ranks]
-        plans = [plan for _, _, plan, _ in own]
+        plans = [case[2] for case in own]
         by_rank = run_ranks(ranks, most, plans, link, timeout_s=900)
         for (precision, name, _, said, limit), *found in zip(own, *by_rank, strict=True):
             refused = next((x for x in found if isinstance(x, str)), "")
@@ -124,8 +124,8 @@ def main() -> None:
     worst, over = (0.0, ""), (-1.0, "")
     for precision, name, tracked, said, limit in walk(given.precisions, given.stores, link):
         off, above = said / tracked - 1, tracked / limit - 1
-        mega = [f"{nbytes / 1e6:.2f}" for nbytes in (tracked, said, limit)]
-        print(precision, name, *mega[:2], f"{off:+.2%}", f"at most {mega[2]}", sep=" | ", flush=True)
+        cells = *(f"{nbytes / 1e6:.2f}" for nbytes in (tracked, said)), f"{off:+.2%}"
+        print(precision, name, *cells, f"at most {limit / 1e6:.2f}", sep=" | ", flush=True)
         where = f"{precision}, {name}"
         worst = max(worst, (off, where), key=lambda x: abs(x[0]))
         over = max(over, (above, where))
