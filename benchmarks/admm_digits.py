@@ -28,10 +28,11 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.by_method import by_method
 from meshwright.testing.recurrent_nets import LastState
-from meshwright.testing.spawn import alone, run_ranks
+from meshwright.testing.spawn import run_ranks
 
 LEARNT = 1400
 RATES = {"adam": (0.003, 0.01, 0.03), "sgd": (0.03, 0.1, 0.3, 1.0, 3.0)}
+TIMEOUT_S = 1500
 Curve = tuple[list[float], float]
 """What was made smaller, step by step, and the share of new samples that is right at the end."""
 
@@ -97,9 +98,15 @@ def stepped(kind: str, lr: float, hidden: int, seed: int, steps: int) -> Curve:
     return losses, right(model)
 
 
+def one_process(kind: str, lr: float, hidden: int, seed: int, steps: int) -> Curve:
+    """`stepped` in a process of its own, on a machine that may be busy."""
+    found: Curve = run_ranks(1, stepped, kind, lr, hidden, seed, steps, timeout_s=TIMEOUT_S)[0]
+    return found
+
+
 def best(kind: str, hidden: int, seed: int, steps: int) -> tuple[float, Curve]:
     """The learning rate of the sweep with the least loss at the end, and its run."""
-    runs = {lr: alone(stepped, kind, lr, hidden, seed, steps) for lr in RATES[kind]}
+    runs = {lr: one_process(kind, lr, hidden, seed, steps) for lr in RATES[kind]}
     lr = min(runs, key=lambda lr: runs[lr][0][-1] if runs[lr][0][-1] == runs[lr][0][-1] else 1e30)
     return lr, runs[lr]
 
@@ -123,15 +130,15 @@ def main() -> None:
         for seed in given.seeds:
             found: dict[str, Curve] = {}
             for stale in given.stale:
-                plan = plan_of(hidden, given.ranks, stale=stale)
+                args = plan_of(hidden, given.ranks, stale=stale), hidden, seed, given.iterations
                 found[f"alternating, sums {stale} late"] = run_ranks(
-                    given.ranks, alternating, plan, hidden, seed, given.iterations, timeout_s=1500
+                    given.ranks, alternating, *args, timeout_s=TIMEOUT_S
                 )[0]
             for kind in RATES:
                 lr, found_best = best(kind, hidden, seed, given.iterations)
                 found[f"{kind}, {lr:g}"] = found_best
             wild = 10 * lr
-            found[f"sgd, {wild:g}"] = alone(stepped, "sgd", wild, hidden, seed, given.iterations)
+            found[f"sgd, {wild:g}"] = one_process("sgd", wild, hidden, seed, given.iterations)
             for name, (values, share) in found.items():
                 row = f"{values[0]:.4f}", f"{values[-1]:.4f}", f"{rises(values)}", f"{share:.3f}"
                 table.add_row(f"{hidden}", f"{seed}", name, *row)

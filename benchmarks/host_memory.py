@@ -10,7 +10,8 @@ shapes. `run`: on this machine one process with so much memory for tensors (its 
 live tensors are counted), over a link to the host that is made as slow as said; the largest number
 of layers and the largest batch that a search finds a plan for are trained, and their memory and
 steps are set beside the prediction. Jobs take turns of some steps, round by round. `at most`: the
-bytes of tensors where copies to the host end as late as the job lets them, which must fit.
+bytes of tensors where copies to the host end as late as the job lets them, which must fit. `least`:
+the shortest step; `busy`: processor time of the thread that trains, in the median step.
 """
 
 import argparse
@@ -186,20 +187,20 @@ def _planned(graph: Graph, cluster: Cluster, store: str, *, again: bool) -> Plan
 def _last(plan_of: Callable[[int], Plan], limit: int) -> tuple[int, Plan | None]:
     """The largest batch whose plan takes no more than `limit`, and that; 0 if one is too large."""
 
+    plan_at = cache(plan_of)
+
     def used(n: int) -> int:
-        predicted = plan_of(n).predicted
+        predicted = plan_at(n).predicted
         assert predicted is not None
         return predicted.stages[0].memory.used_bytes
 
     low, high = used(2), used(6)
-    if used(1) > limit:
-        return 0, None
     n = max(1, 2 + int(4 * (limit - low) / (high - low)))
-    while used(n) > limit:
+    while n and used(n) > limit:
         n -= 1
     while used(n + 1) <= limit:
         n += 1
-    return n, plan_of(n)
+    return n, plan_at(n) if n else None
 
 
 class _Turn:
@@ -213,6 +214,7 @@ class _Turn:
             example_inputs=self.batch,
         )  # fmt: skip
         self.seconds: list[float] = []
+        self.busy_s: list[float] = []
         for _ in range(2):
             self.job.step(self.batch)
         self.job.track_memory(self.batch)
@@ -223,10 +225,11 @@ class _Turn:
         """A turn: steps one after another, as in training, where values that come back from the
         host do so under the next forward. The first one has none before it and is not counted."""
         for number in range(1 + STEPS):
-            begun = time.perf_counter()
+            begun, busy = time.perf_counter(), time.thread_time()
             self.job.step(self.batch)
             if number:
                 self.seconds.append(time.perf_counter() - begun)
+                self.busy_s.append(time.thread_time() - busy)
         self.job.settle()
 
 
@@ -265,7 +268,7 @@ def run(rounds: int, link: float, memory_bytes: int) -> Table:
             for turn in turns:
                 turn.step()
     table = _table("kept: largest", "tensors, MB", "predicted, MB", "at most", "step, ms",
-                   "predicted, ms", "copies unhidden and update, predicted, ms",
+                   "least", "busy", "predicted, ms", "copies unhidden and update, predicted, ms",
                    "made again or moved")  # fmt: skip
     for turn in turns:
         predicted = turn.plan.predicted
@@ -277,7 +280,8 @@ def run(rounds: int, link: float, memory_bytes: int) -> Table:
             turn.name, f"{turn.bytes / 1e6:.1f}",
             f"{memory.tensor_bytes / 1e6:.1f} ({memory.tensor_bytes / turn.bytes - 1:+.2%})",
             f"{(memory.tensor_bytes + memory.late_copies_bytes) / 1e6:.1f}",
-            f"{1e3 * median(turn.seconds):.0f}", f"{1e3 * predicted.step_s:.0f}",
+            f"{1e3 * median(turn.seconds):.0f}", f"{1e3 * min(turn.seconds):.0f}",
+            f"{1e3 * median(turn.busy_s):.0f}", f"{1e3 * predicted.step_s:.0f}",
             f"{1e3 * beside:.0f}", str(_lighter(turn.plan)),
         )  # fmt: skip
     return table
