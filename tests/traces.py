@@ -13,7 +13,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import ModelCase
 
 
-def graph_of(
+def zoo_graph(
     case: ModelCase, batch: int | None = None, dtype: torch.dtype = torch.float64,
     precision: str = "",
 ) -> Graph:  # fmt: skip
