@@ -155,7 +155,12 @@ def region_of(node: Node) -> str:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory, real or fake."""
-    return int(tensor.untyped_storage()._cdata)
+    return key_of(tensor.untyped_storage())
+
+
+def key_of(storage: torch.UntypedStorage) -> int:
+    """What tells a storage, real or fake, from all others that are there."""
+    return int(storage._cdata)
 
 
 def memory_of(tensor: torch.Tensor) -> StorageWeakRef:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from meshwright.ir.garbage import FEWER_OBJECTS
+from tests.huge_pages import use_huge_pages
 from tests.sampled import ALL_CASES, picked
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
@@ -68,6 +69,7 @@ def pytest_collection_finish() -> None:
     with this process as nobody writes there."""
     gc.collect()
     gc.freeze()
+    use_huge_pages()
 
 
 def pytest_unconfigure() -> None:

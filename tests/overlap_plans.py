@@ -7,18 +7,18 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.ir.plan.verify import check
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.testing.models import CASES
 from meshwright.testing.split_all import split_all
 from tests.planner.problems import cluster, problem
+from tests.traces import zoo_graph
 
 
 def planned(model: str, batch: int, overlap: str, **choice: Any) -> tuple[Graph, Plan]:
     """Everything that can be split is split, however small."""
     case = CASES[model]
-    graph = trace(case.model(), case.example(batch), case.loss_fn)
+    graph = zoo_graph(case, batch)
     world = choice.get("tp", 1) * choice.get("pp", 1) * choice.get("dp_shard", 1)
     problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
     tp = choice["tp"]

@@ -14,7 +14,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.torch_private import storage_key
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
@@ -27,6 +26,7 @@ from meshwright.testing.equality import LEARNING_RATE, reference
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 from tests import activated_jobs, dropout_jobs
+from tests.traces import zoo_graph
 
 STEPS = 3
 
@@ -49,7 +49,7 @@ ON_FOUR: dict[str, tuple[dict[str, Any], int]] = {
 def _problem(model: str, world: int, precision: str = "fp64", batch: int = 8) -> Problem:
     case = CASES[model]
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    graph = trace(case.model(dtype), case.example(batch, dtype=dtype), case.loss_fn)
+    graph = zoo_graph(case, batch, dtype)
     cluster = Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=world)
     return make_problem(graph, cluster, precision=precision, optimizer="adam")
 

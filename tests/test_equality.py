@@ -14,7 +14,6 @@ import pytest
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.equality import check_each_equal
@@ -22,6 +21,7 @@ from meshwright.testing.models import CASES
 from meshwright.testing.networks import ResNet50
 from meshwright.testing.split_all import split_all
 from tests.sampled import in_turn
+from tests.traces import zoo_graph
 
 BATCH = 8
 
@@ -85,7 +85,7 @@ MODELS = CASES | {
 @cache
 def traced(name: str, batch: int) -> Graph:
     case = MODELS[name]
-    return trace(case.model(), case.example(batch), case.loss_fn)
+    return zoo_graph(case, batch)
 
 
 @cache

@@ -35,6 +35,7 @@ from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.spawn import run_ranks
 from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
+from tests.traces import zoo_graph
 
 EP2, EP4, CP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),)
 ON_FOUR: dict[str, tuple[ModelMesh, dict[str, Any]]] = {
@@ -60,7 +61,7 @@ EP3: dict[str, tuple[ModelMesh, dict[str, Any]]] = {"uneven": ((("ep", 3),), {"z
 @cache
 def traced() -> Graph:
     case = CASES["mixtral"]
-    return trace(case.model(), case.example(8), case.loss_fn)
+    return zoo_graph(case, 8)
 
 
 def _problem(graph: Graph, world: int, mesh: ModelMesh) -> Problem:

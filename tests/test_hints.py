@@ -11,12 +11,12 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.layout import Replicate, Shard, parse_placement
 from meshwright.ir.plan.plan import Plan, param_key
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import Batch, ModelCase
+from tests.traces import zoo_graph
 
 
 class Classifier(nn.Module):
@@ -66,7 +66,7 @@ CASES = {
 @cache
 def traced(name: str) -> Graph:
     case = CASES[name]
-    return trace(case.model(), case.example(), case.loss_fn)
+    return zoo_graph(case)
 
 
 def searched(name: str, *constraints: str, devices: int = 2) -> Plan:

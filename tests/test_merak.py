@@ -13,7 +13,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import EARLY
 from meshwright.ir.plan.verify import check
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import MemoryCap
 from meshwright.planner.problem.by_stage import is_shared_out, shared_out
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -25,13 +24,14 @@ from meshwright.planner.search.search import search_problem
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import CASES
 from tests.planner.problems import cluster, mlp, problem
+from tests.traces import zoo_graph
 
 NAMES = tuple(name for name in SCHEDULES if recomputes_early(name))
 
 
 def gpt2(world: int) -> Problem:
     case = CASES["gpt2"]
-    graph = trace(case.model(), case.example(8), case.loss_fn)
+    graph = zoo_graph(case, 8)
     return make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
 
 

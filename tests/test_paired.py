@@ -17,7 +17,6 @@ from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import check_schedule, parse_schedule
 from meshwright.ir.plan.verify import check, verify
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import in_detail, predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -29,6 +28,7 @@ from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 from tests.overlap_plans import machine, planned
 from tests.planner.problems import problem
+from tests.traces import zoo_graph
 
 PAIRS: dict[str, Any] = {"pp": 2, "num_microbatches": 4, "schedule": "dual_pipe_v_pairs"}
 
@@ -148,7 +148,7 @@ def _in_memory(recompute: str) -> Any:
 
 def _peaks(plans: list[Plan]) -> list[int]:
     case = CASES["gpt2"]
-    graph = trace(case.model(), case.example(32), case.loss_fn)
+    graph = zoo_graph(case, 32)
     jobs = (
         compile_job(case.model(), plan, loss_fn=case.loss_fn, optimizer="adam", device="cpu",
                     graph=graph)

@@ -43,6 +43,7 @@ from tests.clipped_jobs import check_each_goes_on
 from tests.codegen.quick import QUICK
 from tests.overlap_plans import machine
 from tests.planner.mixed import mixed
+from tests.traces import zoo_graph
 
 EP2, EP4, CP2, TP2 = (("ep", 2),), (("ep", 4),), (("cp", 2),), (("tp", 2),)
 SHARES, PLACED, STAGE = "shares", "placed", "stage"
@@ -103,7 +104,7 @@ ON_EIGHT = {
 @cache
 def traced(batch: int = 8) -> Graph:
     case = CASES["mixtral"]
-    return trace(case.model(), case.example(batch), case.loss_fn)
+    return zoo_graph(case, batch)
 
 
 def _plan(world: int, mesh: ModelMesh, choice: dict[str, Any], graph: Graph | None = None) -> Plan:

@@ -24,6 +24,7 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
+from tests.traces import zoo_graph
 
 LR, CLIP, STEPS = 1e-2, 0.5, 4
 CASE = CASES["gpt2"]
@@ -31,7 +32,7 @@ CASE = CASES["gpt2"]
 
 @cache
 def graph(batch: int = 8) -> Graph:
-    return trace(CASE.model(), CASE.example(batch), CASE.loss_fn)
+    return zoo_graph(CASE, batch)
 
 
 def plan_for(world: int, batch: int = 8, precision: str = "fp64", **choice: object) -> Plan:
@@ -164,7 +165,7 @@ def test_dapples_fifteen_to_one():
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_that_search_returns_runs_and_is_equal(name):
     case = CASES[name]
-    found = trace(case.model(), case.example(), case.loss_fn)
+    found = zoo_graph(case)
     plan = search(
         found, Cluster.local(4), precision="fp64", optimizer="adam", time_limit_s=20,
         progress=False,
@@ -177,7 +178,7 @@ def test_the_plan_that_search_returns_runs_and_is_equal(name):
 @pytest.mark.parametrize(("name", "word"), [("gnmt", "lstm"), ("resnet50", "batch")])
 def test_a_plan_says_what_its_strategy_cannot_do(name, word):
     case = CASES[name]
-    found = trace(case.model(), case.example(), case.loss_fn)
+    found = zoo_graph(case)
     problem = make_problem(found, Cluster.local(4), precision="fp64", optimizer="adam")
     choice = uniform_choice(problem, tp=2, pp=2, num_microbatches=2)
     notes = " ".join(notes_of(problem, build_plan(problem, choice, predict=False)))

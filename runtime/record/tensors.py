@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.profile.measured import TensorMemory
-from meshwright.ir.torch_private import leaves, storage_key, unwrapped, wraps_tensors
+from meshwright.ir.torch_private import key_of, leaves, unwrapped, wraps_tensors
 
 Kind = Literal["parameters", "gradients", "optimizer", "inputs", "rest", "host"]
 """`host`: in its memory, where that is taken to be another than the device's."""
@@ -33,11 +33,13 @@ class TensorTracker:
         """Per number, now."""
         self._kinds: list[Kind] = []
         self._log: list[tuple[int, int]] = []
-        self._resized = list(resized)
+        self._resized = [x for x in resized if not wraps_tensors(x)]
 
     def see(self, made: Iterable[Tensor]) -> None:
         """What an operator returned."""
-        for x in (*self._resized, *made):
+        for x in self._resized:
+            self._see(x)
+        for x in made:
             if not wraps_tensors(x):  # what it holds was made before
                 self._see(x)
 
@@ -48,7 +50,8 @@ class TensorTracker:
                 self._kinds[self._see(x)] = kind
 
     def _see(self, x: Tensor) -> int:
-        storage, key = x.untyped_storage(), storage_key(x)
+        storage = x.untyped_storage()
+        key = key_of(storage)
         known = self._live.get(key)
         if known is None:
             number = len(self._bytes)

@@ -30,6 +30,7 @@ from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.spawn import run_ranks
+from tests.traces import zoo_graph
 
 BATCH = 8
 
@@ -58,7 +59,7 @@ PLANS: list[tuple[ModelCase, str, dict[str, Any]]] = [
 
 @cache
 def traced(case: ModelCase, precision: str) -> Graph:
-    return trace(case.model(), case.example(BATCH), precision=precision)
+    return zoo_graph(case, BATCH, precision=precision)
 
 
 def planned(case: ModelCase, world: int, precision: str, **choice: Any) -> tuple[Plan, Graph]:

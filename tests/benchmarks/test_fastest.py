@@ -14,11 +14,11 @@ from benchmarks.fastest.run import MOST, Ran, in_front, measured_s, next_up, noi
 from benchmarks.fastest.run import read as read_runs
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.verify import verify
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.found import executed
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
+from tests.traces import zoo_graph
 
 RUNS = [
     Ran(0, 0, (1.05, 1.05)), Ran(1, 0, (1.0, 1.02)), Ran(2, 0, (1.5, 1.5)),
@@ -29,7 +29,7 @@ RUNS = [
 @pytest.fixture(scope="module")
 def problem() -> Problem:
     case = CASES["gpt2"]
-    graph = trace(case.model(), case.example(16), case.loss_fn)
+    graph = zoo_graph(case, 16)
     return make_problem(graph, Cluster.local(4), precision="fp32", optimizer="adamw")
 
 

@@ -7,6 +7,7 @@ from benchmarks.published.recipes import core, per_op
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import CASES
 from tests.styles.small_llama import small_llama
+from tests.traces import zoo_graph
 
 
 def test_parts_of_layers_that_published_runs_recompute():
@@ -28,7 +29,7 @@ def test_parts_of_layers_that_published_runs_recompute():
     assert again[0] == "matmul" and again[-1] == "matmul#2" and "softmax" in again
     assert not any("c_proj" in key or "c_attn" in key for key in core(written, layer))
     case = CASES["mixtral"]  # the softmax of a router is none of attention
-    mixture = trace(case.model(), case.example(), case.loss_fn)
+    mixture = zoo_graph(case)
     routed = next(b for b in mixture.blocks if "*" in b.pattern)
     assert sum("softmax" in op.target for op in mixture.block_ops(routed)) == 1
     assert core(mixture, routed) == {}

@@ -17,6 +17,7 @@ from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.testing.models import CASES
 from meshwright.testing.simulated import simulate
 from tests.codegen.equality import plan_of, rank_of, run_plan
+from tests.traces import zoo_graph
 
 HEAD = 8
 QKV, HEADS, NORM = f"outer=3,inner={HEAD}", f"inner={HEAD}", "S(1) R|P R|P -> S(1)"
@@ -125,7 +126,7 @@ def test_gradients_are_those_of_the_model(
 
 def test_a_layer_gathers_and_scatters_where_it_reduced() -> None:
     """Two gathers and two scatters each way instead of two all-reduces, as in Megatron-LM."""
-    graph = trace(CASE.model(), CASE.example(), CASE.loss_fn)
+    graph = zoo_graph(CASE)
     plan = plan_of(graph, by_hand(graph, 2), (8,))
 
     def body(comm: Comm) -> Counter[tuple[str, str]]:

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
-from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import CASES, ModelCase
+from tests.traces import zoo_graph
 
 
 @cache
 def traced(name: str) -> tuple[ModelCase, torch.nn.Module, Graph]:
     case = CASES[name]
     model = case.model()
-    return case, model, trace(model, case.example(), case.loss_fn)
+    return case, model, zoo_graph(case)
 
 
 @cache

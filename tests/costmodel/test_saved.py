@@ -9,8 +9,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.ir.trace.loss_module import TrainingStep
-from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import CASES, ModelCase
+from tests.traces import zoo_graph
 
 CLUSTER = Cluster.preset("a100-80")
 # Where eager and traced attention differ (masks that eager leaves out), 10 % of slack.
@@ -65,7 +65,7 @@ def test_saved_bytes(name: str) -> None:
     case = CASES[name]
     model = case.model(torch.float32)
     batch = case.example(dtype=torch.float32)
-    graph = trace(model, batch, case.loss_fn)
+    graph = zoo_graph(case, dtype=torch.float32)
     tables = CostTables(graph, CLUSTER, "fp32")
     spot = BlockSpot(graph.batch_size, 1, (), "a100-80", (), ())
     cost = tables.stage(graph.blocks, whole(graph), [False] * len(graph.blocks), spot)

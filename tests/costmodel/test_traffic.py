@@ -34,6 +34,7 @@ from tests.costmodel.traffic import (
     traced,
     walks,
 )
+from tests.traces import zoo_graph
 from tests.travelling import travelling
 
 
@@ -109,7 +110,7 @@ def test_seconds_and_bytes_of_three_axes_by_hand() -> None:
 def test_planned_layouts_send_what_is_priced(name: str, mesh: ModelMesh) -> None:
     case = CASES[name]
     model, batch = case.model(), case.example()
-    graph = trace(model, batch, case.loss_fn)
+    graph = zoo_graph(case)
     values = batch.values() if isinstance(batch, dict) else batch
     named = dict(zip(graph.input_names, values, strict=True))
     problem = make_problem(graph, Cluster.local(4), precision="fp64")

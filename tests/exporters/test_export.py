@@ -17,7 +17,6 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan_io import rehash
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.pins.constraints import placement_rules
@@ -28,6 +27,7 @@ from meshwright.tools.export.export import TARGETS, export, run_command
 from meshwright.tools.export.export_shape import shape_of
 from tests.codegen.quick import QUICK
 from tests.exporters.plans import CLUSTER, CONFIG, looped, odd, replicas, uniform
+from tests.traces import zoo_graph
 
 GOLDEN = Path(__file__).parent / "golden"
 LAUNCH = ("torchrun", "slurm", "kubeflow", "skypilot")
@@ -56,7 +56,7 @@ def test_what_cannot_be_said_is_named(target):
 def test_tools_take_groups_of_experts_from_replicas():
     """Sizes make up the job: ranks of experts with samples of their own are replicas there; ranks
     that share samples, and experts on several axes, are told of."""
-    graph = trace(CASES["mixtral"].model(), CASES["mixtral"].example(8))
+    graph = zoo_graph(CASES["mixtral"], 8)
     mesh = (("ep", 2), ("tp", 2))
     one, several = (f"place *.experts.* tp={p}" for p in ("R", "S(0,outer=2)"))
     for pins, apart, shard, lost in (

@@ -64,8 +64,12 @@ def image_batches() -> list[tuple[Tensor, Tensor]]:
 CASES: dict[str, Any] = {"layers": (model, batches), "images": (images, image_batches)}
 
 
-@cache
 def graph_of(case: str, precision: str = "fp64") -> Graph:
+    return _traced(case, precision)
+
+
+@cache
+def _traced(case: str, precision: str) -> Graph:
     make, data = CASES[case]
     if precision != "fp64":
         return trace(make(), data()[0], precision=precision)

@@ -64,9 +64,13 @@ def batches() -> list[Batch]:
     ]  # type: ignore[misc]
 
 
-@cache
 def graph(precision: str = "") -> Graph:
     """`precision`: one under which blocks read copies; empty: the model as it is."""
+    return _graph(precision)
+
+
+@cache
+def _graph(precision: str) -> Graph:
     return trace(model(), batches()[0], precision=precision)
 
 
@@ -109,6 +113,7 @@ def _plain(optimizer: str, lr: float) -> tuple[list[float], dict[str, Tensor]]:
 def difference(plan: Plan, lr: float = LR) -> float:
     """The largest of losses and of all parameters after some steps, relative to what one process
     makes of the same batches."""
+    graph_of(plan)  # once, not on each rank
     losses, state = run_ranks(plan.world_size, _train, plan, lr)[0]
     wanted_losses, wanted = alone(_plain, plan.optimizer, lr)
     assert wanted_losses[-1] != wanted_losses[0] and set(wanted) <= set(state)

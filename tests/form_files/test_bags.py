@@ -2,6 +2,7 @@
 refused by name."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError, TraceError
 from meshwright.ir.graph.bags import GivenBags, given_bags
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.capture import resized
@@ -40,12 +42,22 @@ FORMS = {
 }
 
 
+def traced(of_bags: dict[str, Any], kind: str) -> Graph:
+    """For plans, and for the jobs of ranks that are forked after them."""
+    return _traced(tuple(of_bags.items()), kind)
+
+
+@cache
+def _traced(of_bags: tuple[tuple[str, Any], ...], kind: str) -> Graph:
+    return trace(model(dict(of_bags)), batch(0, kind))
+
+
 def plan_of(
     of_bags: dict[str, Any], kind: str, forms: str, ranks: int = 2, micro: int = 2,
     optimizer: str = "adamw",
 ) -> Plan:  # fmt: skip
     problem = make_problem(
-        trace(model(of_bags), batch(0, kind)), Cluster.local(ranks), precision="fp64",
+        traced(of_bags, kind), Cluster.local(ranks), precision="fp64",
         optimizer=optimizer,
     )  # fmt: skip
     choice = uniform_choice(problem, num_microbatches=micro, dp_shard=ranks, zero=1)
@@ -66,7 +78,7 @@ def plan_of(
 def trained(plan: Plan, of_bags: dict[str, Any], kind: str) -> Any:
     job = compile_job(
         model(of_bags), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", check=False,
-        example_inputs=batch(0, kind),
+        example_inputs=batch(0, kind), graph=traced(of_bags, kind),
     )  # fmt: skip
     losses = []
     for step in range(STEPS):
@@ -112,7 +124,7 @@ def test_given_bags_are_cut_by_samples(kind: str, forms: tuple[str, ...]) -> Non
     last = kind == "ended"
     of_bags = {"mode": "sum" if last else "mean", "include_last_offset": last}
     cases = [(plan_of(of_bags, kind, each, ranks=3), of_bags, kind) for each in forms]
-    dry = dry_run(cases[0][0], trace(model(of_bags), batch(0, kind)))
+    dry = dry_run(cases[0][0], traced(of_bags, kind))
     assert dry.ranks and not dry.findings
     wanted = alone(plain, of_bags, kind, "adamw")
     for found in run_ranks(3, _each, cases)[0]:
@@ -133,7 +145,7 @@ def test_what_would_cut_them_is_refused() -> None:
     """Bags that the model makes of lengths: by the check, the search and the job, where there are
     micro-batches; a search that may choose has one. Then each replica looks all up."""
     of_bags, kind = {"mode": "mean", "lengths": True}, "lengths"
-    graph = trace(model(of_bags), batch(0, kind))
+    graph = traced(of_bags, kind)
     plan, said = plan_of(of_bags, kind, "dense"), "its bags lie where offsets say"
     (finding,) = [f for f in plan.verify(graph) if said in f.message]
     assert "ids [samples, ids of each]" in finding.message
@@ -229,7 +241,7 @@ def test_bags_are_cut_where_each_id_is_by_itself_and_read_by_them_alone(
 
 def test_layouts_that_cut_them_otherwise_are_refused() -> None:
     """A look-up whose ids lie whole on each replica would read its own, with all places."""
-    graph = trace(model({"mode": "sum"}), batch(0, "given"))
+    graph = traced({"mode": "sum"}, "given")
     plan = plan_of({"mode": "sum"}, "given", "dense")
     said = "its bags lie where offsets say, and a layout cuts them otherwise"
 

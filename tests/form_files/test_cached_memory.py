@@ -1,6 +1,7 @@
 """Memory of tables with a cache, and what it costs to bring rows: as predicted."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.host_link import shaped
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.predicted import StagePrediction
 from meshwright.ir.trace.trace import trace
@@ -42,13 +44,16 @@ def batch(step: int) -> tuple[Tensor]:
     return (torch.arange(SAMPLES) * 7 + step * SAMPLES * 7,)
 
 
+@cache
+def graph() -> Graph:
+    return trace(Looking(), batch(0))
+
+
 def plan_of(
     ranks: int, optimizer: str, cached: bool = True, **settings: Any
 ) -> tuple[Plan, StagePrediction]:
     """With what is predicted of its stage."""
-    problem = make_problem(
-        trace(Looking(), batch(0)), apart(ranks, LINK), precision="fp32", optimizer=optimizer
-    )
+    problem = make_problem(graph(), apart(ranks, LINK), precision="fp32", optimizer=optimizer)
     plan = build_plan(problem, uniform_choice(problem, dp_shard=ranks, zero=1), predict=False)
     share = SAMPLES / ROWS
     # The first of two ranks owns all of them.
@@ -70,7 +75,7 @@ def most(plans: list[Plan]) -> list[tuple[int, int]]:
     for plan in plans:
         job = compile_job(
             Looking(), plan, optimizer=plan.optimizer, device="cpu", example_inputs=batch(0),
-            check=False,
+            graph=graph(), check=False,
         )  # fmt: skip
         for step in range(2):
             job.step(batch(step), next_batch=batch(step + 1))
@@ -123,7 +128,5 @@ def test_rows_that_come_ahead_are_hidden_by_the_step_and_others_are_waited_for()
 
 def _step_s(plan: Plan) -> float:
     cluster = apart(1, LINK)
-    problem = make_problem(
-        trace(Looking(), batch(0)), cluster, precision="fp32", optimizer=plan.optimizer
-    )
-    return estimate_all(trace(Looking(), batch(0)), cluster, plan, problem.tables).prediction.step_s
+    problem = make_problem(graph(), cluster, precision="fp32", optimizer=plan.optimizer)
+    return estimate_all(graph(), cluster, plan, problem.tables).prediction.step_s

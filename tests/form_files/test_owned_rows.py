@@ -1,6 +1,7 @@
 """Rows at their owners: equal to one process, whatever is known of the next batch."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout, FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -25,6 +27,7 @@ from tests.form_files.words import (
     assert_equal,
     batch,
     error_beyond,
+    graph,
     model,
     plain,
 )
@@ -59,7 +62,7 @@ def test_look_ups_run_as_blocks_do(how: Any) -> None:
     """In two halves, and again for their backward."""
     plan = plan_of(2, "adamw")
     if "recompute" in how:
-        how = {"recompute": {block.name: "full" for block in trace(model(), batch(0)).blocks}}
+        how = {"recompute": {block.name: "full" for block in graph().blocks}}
     plan = replace(plan, stages=(replace(plan.stages[0], **how),))
     assert_equal(run_ranks(2, trained, plan)[0], alone(plain, "adamw", 0.05, None))
 
@@ -205,7 +208,7 @@ def test_rows_that_no_input_names_are_never_old(ids: str, tied: bool, near: str)
     assert "others are read" in finding.message and near in finding.nearest
     with pytest.raises(PlanError, match="others are read"):
         check_tables(plan, traced)
-    assert not list(table_findings(plan_of(2, "sgd"), trace(model(), batch(0))))
+    assert not list(table_findings(plan_of(2, "sgd"), graph()))
 
 
 def _of_few_bits(step: int) -> tuple[Tensor, ...]:
@@ -213,10 +216,15 @@ def _of_few_bits(step: int) -> tuple[Tensor, ...]:
     return ids.int(), others.int(), y
 
 
+@cache
+def _graph_of_few_bits() -> Graph:
+    return trace(model(), _of_few_bits(0))
+
+
 def _trained_on(plan: Plan, few: bool) -> list[float]:
-    give = _of_few_bits if few else batch
+    give, traced = (_of_few_bits, _graph_of_few_bits()) if few else (batch, graph())
     job = compile_job(model(), plan, optimizer="sgd", lr=0.05, device="cpu", check=False,
-                      example_inputs=give(0))  # fmt: skip
+                      example_inputs=give(0), graph=traced)  # fmt: skip
     losses = [
         float(loss) for step in range(3) for loss in (job.step(give(step)), job.eval(give(0)))
     ]
@@ -227,7 +235,7 @@ def _trained_on(plan: Plan, few: bool) -> list[float]:
 def test_ids_of_fewer_bits() -> None:
     plan = plan_of(2, "sgd")
     problem = make_problem(
-        trace(model(), _of_few_bits(0)), Cluster.local(2), precision="fp64", optimizer="sgd"
+        _graph_of_few_bits(), Cluster.local(2), precision="fp64", optimizer="sgd"
     )
     choice = uniform_choice(problem, num_microbatches=2, zero=1, dp_shard=2)
     few = build_plan(problem, choice, predict=False)
@@ -247,7 +255,7 @@ def test_an_id_that_is_no_row_is_refused() -> None:
 
 def test_ids_that_a_layout_gathers_are_refused() -> None:
     """A replica would look up what samples of others name."""
-    traced, plan = trace(model(), batch(0)), plan_of(2, "sgd")
+    traced, plan = graph(), plan_of(2, "sgd")
     assert not list(table_findings(plan, traced))
 
     def gathered(layout: BlockLayout) -> BlockLayout:

@@ -12,7 +12,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import plan_of
-from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plainly
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, graph, model, plainly
 
 MADE: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -35,7 +35,7 @@ def _trained(plan: Plan, kind: str, clip: float | None) -> Any:
     """Losses, parameters, and rows of the table of words that each step stepped."""
     job = compile_job(
         model(), plan, optimizer=partial(MADE[kind], lr=0.05), device="cpu", check=False,
-        example_inputs=batch(0), max_grad_norm=clip,
+        example_inputs=batch(0), graph=graph(), max_grad_norm=clip,
     )  # fmt: skip
     losses, rows, wide = [], list[int](), -(-VOCAB // 2)
     table = max(job.optimizer.param_groups[0]["params"], key=lambda p: p.numel())

@@ -1,6 +1,7 @@
 """What tables in forms of rows hold on a rank is predicted: rows, and nowhere all of them."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.sync import facts_of_tables, zero_of_tables
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.predicted import StagePrediction
 from meshwright.ir.trace.trace import trace
@@ -39,11 +41,14 @@ def batch() -> tuple[Tensor]:
     return (torch.from_numpy(np.random.default_rng(0).permutation(ROWS)[:SAMPLES]),)
 
 
+@cache
+def graph() -> Graph:
+    return trace(Looking(), batch())
+
+
 def plan_of(form: str, optimizer: str) -> tuple[Plan, StagePrediction]:
     """With what is predicted of its stage."""
-    problem = make_problem(
-        trace(Looking(), batch()), Cluster.local(2), precision="fp32", optimizer=optimizer
-    )
+    problem = make_problem(graph(), Cluster.local(2), precision="fp32", optimizer=optimizer)
     plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1), predict=False)
     facts = {"rows": SAMPLES / ROWS, "rows_each": SAMPLES / ROWS / 2, "row_bytes": 4 * WIDTH,
              "ids": "0"}  # fmt: skip
@@ -60,7 +65,7 @@ def most(plans: list[Plan]) -> list[int]:
     for plan in plans:
         job = compile_job(
             Looking(), plan, optimizer=plan.optimizer, device="cpu", example_inputs=batch(),
-            check=False,
+            graph=graph(), check=False,
         )  # fmt: skip
         for _ in range(2):
             job.step(batch(), next_batch=batch())

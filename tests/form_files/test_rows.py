@@ -2,6 +2,7 @@
 them: exact where each value has its own cell, unbiased, and as good in the end as exact sums."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from meshwright.forms.rows import packed_bits, unpacked_bits
 from meshwright.forms.sync.sketch import Hashes
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -150,8 +152,13 @@ def sparse_batch(step: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 2, (8,), generator=draw) + step
 
 
+@cache
+def _traced() -> Graph:
+    return trace(sparse(), sparse_batch(0))
+
+
 def _sparse(form: str, settings: dict[str, Any]) -> Any:
-    traced = trace(sparse(), sparse_batch(0))
+    traced = _traced()
     problem = make_problem(traced, Cluster.local(2), precision="fp64", optimizer="sgd")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=2), predict=False)
     said = {
@@ -184,6 +191,7 @@ def _sparse_plain() -> Any:
 def test_rows_and_blocks_of_what_is_no_table() -> None:
     """Equal to one process; what goes are a bit for each of 126 blocks and 60 matrices, blocks that
     have anything, what is left beside blocks, matrices that were read, and the bias."""
+    _traced()  # once, not on each rank
     found = run_ranks(2, _sparse, "packed_rows", {})[0]
     assert_equal(found[:2], alone(_sparse_plain))
     for step, sent in enumerate(found[2]):
@@ -348,12 +356,13 @@ def _pulled(steps: int) -> Tensor:
         torch.manual_seed(0)
         own = Pulled().double()
     ids = torch.arange(20)
-    problem = make_problem(trace(own, (ids,)), Cluster.local(2), precision="fp64", optimizer="sgd")
+    traced = trace(own, (ids,))
+    problem = make_problem(traced, Cluster.local(2), precision="fp64", optimizer="sgd")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=2), predict=False)
     form = ParameterChoice(sync=FormChoice(form="sketch", settings={"cells": 0.25}))
     stage = replace(plan.stages[0], by_parameter={"words.weight": form})
     job = compile_job(own, replace(plan, stages=(stage,)), optimizer="sgd", lr=1.0, device="cpu",
-                      check=False, example_inputs=(ids,))  # fmt: skip
+                      check=False, graph=traced)  # fmt: skip
     before = own.words.weight.detach().clone()
     for _ in range(steps):
         job.step((ids,))

@@ -157,6 +157,12 @@ def again_ids(step: int, ranks: int = 2) -> Tensor:
     return torch.tensor(found)[:, None]
 
 
+@cache
+def narrow(samples: int) -> Graph:
+    """For plans, and for the jobs of ranks that are forked after them."""
+    return trace(Narrow(WIDTH, ROWS).double(), (torch.arange(samples)[:, None],))
+
+
 def sent_and_received(
     plan: Plan, shares: tuple[int, ...], again: bool = False
 ) -> dict[str, list[int]]:
@@ -166,7 +172,7 @@ def sent_and_received(
         (again_ids(step, len(shares)) if again else ids_of(shares, step),) for step in range(4)
     ]
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
-                      check=False, example_inputs=batches[0])  # fmt: skip
+                      check=False, graph=narrow(sum(shares)))  # fmt: skip
     found: dict[str, list[int]] = {}
     pending, exchange, add = job.recorder.pending, dist.all_to_all_single, dist.all_reduce
     last: list[int] = []
@@ -206,7 +212,7 @@ def sent_and_received(
 def test_bytes_are_those_of_the_plan(shares: tuple[int, ...]) -> None:
     """Of half the columns under tp, and of the rank that has most samples: it sends so much of its
     gradients, and so much comes of its rows."""
-    graph = trace(Narrow(WIDTH, ROWS).double(), (ids_of(shares, 0),))
+    graph = narrow(sum(shares))
     counts = RowCounts(zipf=1.0)
     problem = make_problem(graph, slow(4), precision="fp64", optimizer="adam", rows=counts)
     plan = build_plan(problem, uniform_choice(problem, dp_shard=2, tp=2))
@@ -237,7 +243,7 @@ def test_bytes_are_those_of_the_plan(shares: tuple[int, ...]) -> None:
 def test_copies_of_owners_send_no_more() -> None:
     """What a rank hands in goes among owners only."""
     shares = (4, 4, 4, 4)
-    graph = trace(Narrow(WIDTH, ROWS).double(), (ids_of(shares, 0),))
+    graph = narrow(sum(shares))
     problem = make_problem(graph, slow(4), precision="fp64", optimizer="adam")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=2, dp_shard=2))
     form = FormChoice(
@@ -260,7 +266,7 @@ def test_rows_of_one_value_are_rows() -> None:
 def late_plan(
     prior: float, limit: float | None = None, form: str = "late_rows", copies: int = 1
 ) -> Plan:
-    graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0, 2 * copies),))
+    graph = narrow(16)
     problem = make_problem(
         graph, slow(2 * copies), precision="fp64", optimizer="adam", max_grad_norm=limit
     )  # fmt: skip

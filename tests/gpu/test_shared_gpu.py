@@ -19,7 +19,6 @@ from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import joint_kernels
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.ir.torch_private import member_group
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
@@ -31,6 +30,7 @@ from meshwright.testing.plain import plain_step
 from meshwright.testing.spawn import alone, run_ranks
 from tests.gpu.devices import DEVICES
 from tests.runtime.joint_plans import MIDDLE, sequence_plan
+from tests.traces import zoo_graph
 
 STEPS, RATE = 2, 0.1
 CHOICES: dict[int, list[dict[str, Any]]] = {
@@ -55,7 +55,7 @@ CHOICES: dict[int, list[dict[str, Any]]] = {
 def test_jobs_of_several_ranks_equal_one_process(device: str, ranks: int) -> None:
     """In float64, to rounding; what they are compared with is on the CPU."""
     case = CASES["llama"]
-    graph = trace(case.model(), case.example(8), case.loss_fn)
+    graph = zoo_graph(case, 8)
     problem = make_problem(graph, mw.Cluster.local(ranks), precision="fp64", optimizer="adam")
     planned = [
         (build_plan(problem, uniform_choice(problem, **choice), predict=False), graph)

@@ -12,6 +12,7 @@ from meshwright.ir.kernels import KERNELS
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 
 def fused(name: str) -> Graph:
@@ -45,7 +46,7 @@ def test_models_of_transformers(name, wanted, missed):
 
 
 def test_what_a_kernel_stands_for_is_gone():
-    graph, plain = fused("llama"), trace(CASES["llama"].model(), CASES["llama"].example())
+    graph, plain = fused("llama"), zoo_graph(CASES["llama"])
     assert not {"pow", "rsqrt", "silu", "neg"} & set(targets(graph))
     assert len(graph.ops) < 0.6 * len(plain.ops)
     assert graph.fingerprint != plain.fingerprint
@@ -199,7 +200,7 @@ def test_a_kernel_that_does_not_pay_is_left_out():
     assert asked[0] == (8, ["aten.gelu.default"])
     miss = Missed("transformer.h.*.mlp.act", "it is slow", 4, declined=True)
     assert graph.fusions == (Fusion("gelu", 0, (miss,), priced=True),)
-    plain = trace(case.model(), case.example())
+    plain = zoo_graph(case)
     assert replace(graph, fusions=()).fingerprint == plain.fingerprint
 
 

@@ -33,6 +33,7 @@ from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 
 def check(
@@ -212,7 +213,7 @@ def test_frozen_part_needs_no_gradient() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bert_mlm", "resnet50"])
 def test_meta_model_is_the_same_graph(name: str) -> None:
     case = CASES[name]
-    real = trace(case.model(), case.example(), case.loss_fn)
+    real = zoo_graph(case)
     with torch.device("meta"):
         model = case.build()
     meta = trace(model.to(torch.float64), case.example(), case.loss_fn)

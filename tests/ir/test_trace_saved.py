@@ -9,6 +9,7 @@ from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES, ModelCase
+from tests.traces import zoo_graph
 
 _STATE = (Kind.PARAMETER, Kind.BUFFER)
 
@@ -57,7 +58,7 @@ _OTHER = {("mixtral", torch.float64), ("mixtral", torch.float32), ("gnmt", torch
 )
 def test_saved_bytes(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    graph = trace(case.model(dtype), case.example(dtype=dtype), case.loss_fn)
+    graph = zoo_graph(case, dtype=dtype)
     assert kept_by_graph(graph) == pytest.approx(kept_by_autograd(case, dtype, graph), rel=0.02)
     # The eager step makes some of the prelude several times, such as the first states of LSTMs.
     assert kept_by_graph(graph) == pytest.approx(kept_by_autograd(case, dtype), rel=0.03)

@@ -7,17 +7,17 @@ from functools import cache
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.testing.models import CASES
 from tests.costmodel import models as by_hand
+from tests.traces import zoo_graph
 
 
 @cache
 def traced(name: str) -> Graph:
     """A case of the zoo."""
     case = CASES[name]
-    return trace(case.model(), case.example(), case.loss_fn)
+    return zoo_graph(case)
 
 
 @cache

@@ -26,6 +26,7 @@ from meshwright.planner.strategies import find_rule, known_rule
 from meshwright.testing.models import CASES
 from tests.own_operator import WithOwnOperator, batch
 from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
+from tests.traces import zoo_graph
 
 MODELS = ("gpt2", "bert_mlm", "dlrm", "vgg19", "mixtral")
 TWO = AxisKind(2)
@@ -51,7 +52,7 @@ def splits(op: Op, rule: Rule | None, graph: Graph, axis: AxisKind = TWO) -> set
 def test_of_known_ops_known_splits_are_found_or_other_right_ones(name: str) -> None:
     case = CASES[name]
     model, batch = case.model(), case.example()
-    graph = trace(model, batch, case.loss_fn)
+    graph = zoo_graph(case)
     values = run_whole(graph, model, flatten_batch(batch))
     count, seen = 0, set()
     for op in graph.ops:

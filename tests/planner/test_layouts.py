@@ -20,12 +20,13 @@ from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves
 from meshwright.planner.inside.frontier import OpChain, OpCosts, solve
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 
 @cache
 def graph_of(name: str) -> Graph:
     case = CASES[name]
-    return trace(case.build(), case.batch(8, torch.Generator().manual_seed(0)), case.loss_fn)
+    return zoo_graph(case, 8, torch.float32)
 
 
 def tp_mesh(size: int) -> ModelMesh:

@@ -24,6 +24,7 @@ from meshwright.planner.inside.factors import (
 from meshwright.planner.inside.segments import LayoutSegment
 from meshwright.testing.models import CASES
 from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
+from tests.traces import zoo_graph
 
 BATCH = 8
 
@@ -62,7 +63,7 @@ def _tensor_splits(
 def test_splits_spread_until_nothing_new_appears(name: str) -> None:
     """Whatever a value of an op may be split by leads to nothing that the op has not."""
     case, axis = CASES[name], AxisKind(2)
-    graph = trace(case.build(), case.batch(BATCH, torch.Generator().manual_seed(1)), case.loss_fn)
+    graph = zoo_graph(case, BATCH, torch.float32)
     data, looked_at = solve_data(graph), 0
     for segment, laid in zip(data.segments, data.laid, strict=True):
         taken = taken_dims(segment, laid, BATCH)
@@ -120,8 +121,7 @@ def test_every_strategy_computes_the_op(name: str, size: int) -> None:
     batch = case.batch(BATCH, torch.Generator().manual_seed(1))
     pairs = batch.items() if isinstance(batch, dict) else enumerate(batch)
     inputs = {str(key): _double(value) for key, value in pairs}
-    given = inputs if isinstance(batch, dict) else tuple(inputs.values())
-    _check_every(trace(model, given, case.loss_fn), model, inputs, size)
+    _check_every(zoo_graph(case, BATCH), model, inputs, size)
 
 
 class ExpertForms(nn.Module):

@@ -10,7 +10,6 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.ir.plan.schedule import Work
 from meshwright.ir.plan.verify import check
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -25,6 +24,7 @@ from meshwright.planner.synthesis.task import Task
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import CASES
 from tests.planner.problems import cluster, mlp, problem
+from tests.traces import zoo_graph
 
 
 def piped(asked: Problem, schedule: str = "one_f_one_b", cuts: tuple[int, int] = (1, 3)) -> Plan:
@@ -90,7 +90,7 @@ def test_search_offers_them() -> None:
 def test_runs_like_one_process(placement: tuple[int, ...]) -> None:
     """Real ranks, in float64: weight halves put off, two stages on a rank."""
     case = CASES["sequential"]
-    graph = trace(case.model(), case.example(8), case.loss_fn)
+    graph = zoo_graph(case, 8)
     asked = make_problem(graph, Cluster.local(2), precision="fp64", optimizer="adam")
     folded = len(placement) == 4
     choice = uniform_choice(

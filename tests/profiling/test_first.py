@@ -8,16 +8,16 @@ import torch
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.explain.narrowing import LINKS, narrowings
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.first import measure_first
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 
 def test_measurements_come_in_order_and_end_where_all_is_known() -> None:
     case = CASES["gpt2"]
-    graph = trace(case.model(torch.float32), case.example(8, dtype=torch.float32), case.loss_fn)
+    graph = zoo_graph(case, 8, torch.float32)
     problem = make_problem(graph, Cluster.local(4), precision="fp32")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=4))
     found = narrowings([estimate_all(graph, problem.cluster, plan, problem.tables)])

@@ -32,6 +32,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.routes import count_routes
 from meshwright.testing.models import CASES
 from meshwright.tools.check import price
+from tests.traces import zoo_graph
 from tests.travelling import travelling
 
 PICKS = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]], bool)
@@ -176,7 +177,7 @@ def test_experts_on_two_axes_wait_for_the_busiest_of_all_their_ranks() -> None:
 def test_blocks_on_gpus_have_the_passes_of_their_experts() -> None:
     case = CASES["mixtral"]
     cluster = Cluster.preset("h100-sxm")
-    graph = trace(case.model(), case.example(), precision="bf16")
+    graph = zoo_graph(case, precision="bf16")
     problem = make_problem(graph, cluster)
     block = graph.blocks[1]
     layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)

@@ -31,6 +31,7 @@ from meshwright.runtime.step.updates import stepped_by_kernel
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
+from tests.traces import zoo_graph
 
 EXACT = "copies64"
 MIXED = "copies32, transformer.h.1=fp64, transformer.ln_f=fp64"
@@ -40,7 +41,7 @@ BATCH = 8
 @cache
 def traced(name: str, precision: str) -> Graph:
     case = CASES[name]
-    return trace(case.model(), case.example(BATCH), case.loss_fn, precision=precision)
+    return zoo_graph(case, BATCH, precision=precision)
 
 
 def planned(

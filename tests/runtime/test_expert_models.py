@@ -26,6 +26,7 @@ from meshwright.testing.double import all_double
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import VOCAB, ModelCase, tokens
 from tests.codegen.quick import QUICK
+from tests.traces import zoo_graph
 
 FUSED = ("rms_norm", "rotary")
 """Kernels whose patterns both models write in ways of their own."""
@@ -120,7 +121,7 @@ def _plan(graph: Graph, mesh: dict[str, int], *, beside: bool = False) -> Plan:
 @pytest.mark.parametrize(("case", "meshes"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> None:
     with all_double():
-        graph = mw.trace(case.model(), case.example())
+        graph = zoo_graph(case)
         assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 2
         plans = [_plan(graph, mesh) for mesh in meshes]
         plans += [_plan(graph, {"ep": 4}, beside=True) for mesh in meshes if "ep" in mesh]

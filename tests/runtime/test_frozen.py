@@ -25,6 +25,7 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.sent import counted
 from meshwright.testing.spawn import run_ranks
+from tests.traces import zoo_graph
 
 BATCH, WIDTH, DEPTH = 8, 512, 6
 WHOLE = ParameterChoice(zero=1)
@@ -43,7 +44,7 @@ HALF = ModelCase("half", half, CASES["gpt2"].batch)
 
 @cache
 def traced(precision: str) -> Graph:
-    return trace(HALF.model(), HALF.example(BATCH), precision=precision)
+    return zoo_graph(HALF, BATCH, precision=precision)
 
 
 PLANS: list[tuple[str, dict[str, Any]]] = [

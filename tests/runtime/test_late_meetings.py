@@ -5,6 +5,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def batch(step: int) -> Batch:
     return ids, torch.where(torch.rand(SAMPLES, TOKENS, generator=draw) < 0.4, -100, labels)
 
 
+@cache
 def graph() -> Graph:
+    """Traced once, for plans and for the jobs of every rank that is forked after them."""
     return trace(model(), batch(0))
 
 

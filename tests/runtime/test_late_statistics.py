@@ -2,6 +2,7 @@
 the statistics of its own samples; whoever looks sees the mean."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -96,6 +97,12 @@ def batch(step: int) -> Batch:
 
 
 def graph(kind: str = "normed") -> Graph:
+    return _traced(kind)
+
+
+@cache
+def _traced(kind: str) -> Graph:
+    """Once, for plans and for the jobs of every rank that is forked after them."""
     return trace(model(kind), batch(0))
 
 

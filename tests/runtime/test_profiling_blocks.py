@@ -11,7 +11,6 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import BlockRecord
 from meshwright.ir.torch_private import storage_key, watching
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.profiling.work import block_tasks
 from meshwright.runtime.profiling.bench import bench
@@ -21,13 +20,14 @@ from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import rows_below
 from meshwright.testing.models import CASES, LENGTH, VOCAB
 from meshwright.testing.spawn import alone
+from tests.traces import zoo_graph
 
 CPU = torch.device("cpu")
 
 
 def problem_of(name: str, precision: str = "fp32", *pins: str) -> Problem:
     case, dtype = CASES[name], torch.float32
-    graph = trace(case.model(dtype), case.example(dtype=dtype), case.loss_fn)
+    graph = zoo_graph(case, dtype=dtype)
     return make_problem(graph, Cluster.local(2), precision=precision, constraints=pins)
 
 

@@ -10,7 +10,6 @@ from meshwright.costmodel.ops.profile_timer import profile_timer
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.profile.profile import Machine, MemoryRecord, OpRecord, Profile
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.profiling.memory import heap_plans
@@ -23,6 +22,7 @@ from meshwright.runtime.profiling.process import process_records
 from meshwright.runtime.profiling.tasks import OpTask
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone
+from tests.traces import zoo_graph
 
 CPU = torch.device("cpu")
 HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo", cores=2)
@@ -30,7 +30,7 @@ HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo",
 
 def problem_of(name: str, precision: str = "fp32") -> Problem:
     case, dtype = CASES[name], torch.float32
-    graph = trace(case.model(dtype), case.example(dtype=dtype), case.loss_fn)
+    graph = zoo_graph(case, dtype=dtype)
     return make_problem(graph, Cluster.local(2), precision=precision)
 
 

@@ -15,7 +15,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import BlockRecord, Machine, OptimizerRecord, Profile, Timing
 from meshwright.ir.profile.profile_store import load_profile, open_store
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.progress import ProfilingProgress
@@ -26,6 +25,7 @@ from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask
 from meshwright.runtime.profiling.team import Failed, Team
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 CPU = torch.device("cpu")
 HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo", cores=2)
@@ -39,7 +39,7 @@ MORE = [OptimizerTask(optimizer="adamw", num_tensors=count, nbytes=2**14) for co
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     case, dtype = CASES["sequential"], torch.float32
-    return trace(case.model(dtype), case.example(dtype=dtype), case.loss_fn)
+    return zoo_graph(case, dtype=dtype)
 
 
 class Counting:

@@ -2,7 +2,6 @@
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
@@ -10,6 +9,7 @@ from meshwright.testing.models import CASES
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
 from tests.overlap_plans import planned
+from tests.traces import zoo_graph
 
 BATCH = 32
 SPLIT = ("zero_bubble", "zbv", "dual_pipe_v")
@@ -33,7 +33,7 @@ def test_it_is_as_predicted() -> None:
 
 def _peaks(plans: list[Plan]) -> list[int]:
     case = CASES["gpt2"]
-    graph = trace(case.model(), case.example(BATCH), case.loss_fn)
+    graph = zoo_graph(case, BATCH)
     jobs = (
         compile_job(case.model(), plan, loss_fn=case.loss_fn, optimizer="adam", device="cpu",
                     graph=graph)

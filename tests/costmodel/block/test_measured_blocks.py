@@ -9,14 +9,14 @@ from meshwright.costmodel.block.block_costs import BlockSpot, on_data_alone
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.profile.profile import BlockRecord, Profile
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
 from tests.costmodel.explain.runs import MACHINE
 from tests.costmodel.fit.timings import timing
+from tests.traces import zoo_graph
 
 CASE = CASES["gpt2"]
-GRAPH = trace(CASE.model(), CASE.example(), CASE.loss_fn)
+GRAPH = zoo_graph(CASE)
 CLUSTER = Cluster.local(2)
 PROBLEM = make_problem(GRAPH, CLUSTER, precision="fp32")
 BLOCK = GRAPH.blocks[1]

@@ -13,23 +13,20 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting
 from meshwright.ir.profile.measured import Measured, save
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import in_detail, predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import run_ranks
 from tests.command_line import invoke
-from tests.form_files.words import BATCH, VOCAB, WIDTH, batch, model
+from tests.form_files.words import BATCH, VOCAB, WIDTH, batch, graph, model
 
 RANKS = 3
 ROW_BYTES = 8 * WIDTH
 
 
 def predicted(said: Mapping[str, ParameterChoice]) -> Plan:
-    problem = make_problem(
-        trace(model(), batch(0)), Cluster.local(RANKS), precision="fp64", optimizer="sgd"
-    )
+    problem = make_problem(graph(), Cluster.local(RANKS), precision="fp64", optimizer="sgd")
     choice = uniform_choice(problem, num_microbatches=2, dp_shard=RANKS, zero=1)
     plan = build_plan(problem, choice, predict=False)
     plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
@@ -39,7 +36,13 @@ def predicted(said: Mapping[str, ParameterChoice]) -> Plan:
 def measured(plan: Plan) -> Measured:
     """Of steps that all have the same batch."""
     job = compile_job(
-        model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
+        model(),
+        plan,
+        optimizer="sgd",
+        device="cpu",
+        example_inputs=batch(0),
+        graph=graph(),
+        check=False,
     )
     for _ in range(4):
         job.step(batch(0), next_batch=batch(0))

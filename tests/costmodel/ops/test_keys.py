@@ -16,13 +16,14 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.kernels import whole_op
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 CPU = Cluster.local(4)
 
 
 def traced(name: str, batch: int = 8) -> Graph:
     case, dtype = CASES[name], torch.float32
-    return trace(case.model(dtype), case.example(batch, dtype=dtype), case.loss_fn)
+    return zoo_graph(case, batch, dtype)
 
 
 def keys(

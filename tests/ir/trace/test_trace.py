@@ -10,12 +10,13 @@ from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 from meshwright.testing.models import CASES, ModelCase
+from tests.traces import zoo_graph
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))
 def traced(request: pytest.FixtureRequest) -> tuple[ModelCase, Graph]:
     case = CASES[request.param]
-    return case, trace(case.model(), case.example(), case.loss_fn)
+    return case, zoo_graph(case)
 
 
 def test_same_loss_and_gradients(traced: tuple[ModelCase, Graph]) -> None:

@@ -116,6 +116,7 @@ def chains(folder: Path) -> dict[str, Any]:
 
 
 def test_what_was_saved_goes_on_under_another_plan(tmp_path: Path) -> None:
+    graph()  # once, not on each rank
     found, other = run_ranks(2, chains, tmp_path)
     assert found["ended"] is other["ended"] is None, "what is caught ends no job"
     for name in KINDS:

@@ -35,6 +35,7 @@ from meshwright.testing.spawn import run_ranks
 from meshwright.testing.split_all import split_all
 from tests import dropout_jobs, model_axes
 from tests.codegen.quick import QUICK
+from tests.traces import zoo_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
 Policy = dict[str, Keeping]
@@ -80,7 +81,7 @@ RUNS = {
 @cache
 def traced(name: str) -> Graph:
     case = CASES[name]
-    return trace(case.model(), case.example(8), case.loss_fn)
+    return zoo_graph(case, 8)
 
 
 @pytest.mark.sampled

@@ -57,8 +57,12 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 8, WIDTH, generator=draw, dtype=torch.float64).unbind()  # type: ignore
 
 
-@cache
 def graph(more: int = 0) -> Graph:
+    return _traced(more)
+
+
+@cache
+def _traced(more: int) -> Graph:
     return trace(net(more), batch(0), F.mse_loss)
 
 
@@ -140,6 +144,7 @@ def plain() -> dict[str, dict[str, Tensor]]:
 
 def test_parts_are_stepped_as_one_process_steps_the_whole() -> None:
     wanted = alone(plain)
+    graph()  # once, not on each rank
     for (name, zero), state in run_ranks(2, jobs)[0].items():
         for path, value in wanted[name].items():
             far = (state[path] - value).abs().max() / value.abs().max()
@@ -167,6 +172,7 @@ def asked(kind: Any, more: int, zero: int) -> str:
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_are_refused_with_the_reason(name: str) -> None:
     kind, more, reason = REFUSED[name]
+    graph(more)  # once, not on each rank
     for said in run_ranks(2, asked, kind, more, 1):
         assert said
         with pytest.raises(PlanError, match=reason):
