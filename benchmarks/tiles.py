@@ -1,4 +1,5 @@
-"""Tiles of products beside peers, chosen by machine code, for each kind of device.
+"""Tiles of products beside peers and of attention with dropout, chosen by machine code, for each
+kind of device.
 
 python -m benchmarks.tiles [--device sm_90] [--out ir/tiles/choices.json]
 
@@ -13,45 +14,25 @@ the instructions of the loop. Nothing is measured.
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks import attention_tiles
+from benchmarks.tile_targets import COUNT, TARGETS, is_legal, turn_cycles
 from meshwright.ir.kernels import gather_linear, linear_scatter
 from meshwright.ir.kernels.gather_linear import BY_DESCRIPTOR, BY_POINTERS, PLAIN, POINTERS, TURNED
 from meshwright.ir.launch import Build, tl
-from meshwright.ir.tiles import ANY, SCHEMA, Tile
-from meshwright.testing.copy_share import PROCESSORS, busiest
-from meshwright.testing.machine_code import Code, Instruction, machine_code
+from meshwright.ir.random.attention_tiles import KERNELS
+from meshwright.ir.tiles import SCHEMA, Tile
+from meshwright.testing.machine_code import Code, machine_code
 
-COUNT = "count"
 RANKS, ROWS, DEPTH = 4, 1024, 4096
 """Of the products that are counted: ranks, rows of each, and what is summed over."""
 CLASSES = ((1536, 1024), (None, 4096))
 """Columns at most, and of the product that stands for them."""
-_PRODUCTS = ("HGMMA", "HMMA", "FFMA")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A kind of device."""
-
-    capability: int
-    processors: int
-    shared_bytes: int
-    """That a program may have."""
-    flops_per_cycle: dict[int, int]
-    """Of a processor, by bytes of a value."""
-
-
-TARGETS = {
-    "sm_80": Target(80, 108, 163 * 1024, {2: 2048, 4: 128}),
-    "sm_90": Target(90, 132, 227 * 1024, {2: 4096, 4: 256}),
-    ANY: Target(80, 68, 48 * 1024, {2: 1024, 4: 128}),
-}
-"""A100, H100, and one that has no more than all have: data sheets."""
 CANDIDATES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     2: ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 2),
         (64, 64, 32, 4, 3)),
@@ -88,29 +69,11 @@ def builds(
     )
 
 
-def is_legal(device: str, code: Code) -> bool:
-    """Whether it spills nothing and fits."""
-    fits = code.shared_bytes <= TARGETS[device].shared_bytes
-    return fits and not code.spills() and not code.spilled_bytes
-
-
 def step_cycles(device: str, tile: Tile, code: Code) -> float:
     """Count the cycles in which a processor takes `depth` of a tile's sums."""
-    target, unit = TARGETS[device], PROCESSORS[TARGETS[device].capability]
-    flops = 2 * tile.rows * tile.columns * tile.depth
-    near = unit.near * unit.bytes_per_ns / unit.cycles_per_ns
     read = (tile.rows + tile.columns) * tile.depth * tile.item_bytes
-    part = innermost(code)
-    return max(
-        flops / target.flops_per_cycle[tile.item_bytes], read / near,
-        busiest(part, target.capability) * tile.warps,
-    )  # fmt: skip
-
-
-def innermost(code: Code) -> Sequence[Instruction]:
-    """The shortest of the loops that multiply most."""
-    loops = [code.instructions[first : last + 1] for first, last in code.loops]
-    return max(loops, key=lambda loop: (sum(i.kind in _PRODUCTS for i in loop), -len(loop)))
+    flops = 2 * tile.rows * tile.columns * tile.depth
+    return turn_cycles(device, code, tile.warps, flops, read, tile.item_bytes)
 
 
 def cycles(device: str, tile: Tile, columns: int, found: Sequence[Code]) -> float:
@@ -165,6 +128,8 @@ def made(devices: Sequence[str]) -> dict[str, Any]:
         for kernel, item_bytes in kernels_of(device):
             own = found.setdefault(device, {}).setdefault(kernel, [])
             own += map(asdict, choose(device, kernel, item_bytes))
+        for kernel in KERNELS:
+            found[device][kernel] = [asdict(one) for one in attention_tiles.choose(device, kernel)]
     return {"schema": SCHEMA, "devices": found}
 
 

@@ -6,7 +6,11 @@ Printed are the medians of the ratios of pairs, theirs by ours: by the clock, an
 time of all ranks together, which what else runs on the machine changes less; of these, the middle
 half of the pairs, too. `--same` compares torch with itself: what is not 1 there is the machine's.
 
+Ours has the kernels that a search puts in (`--kernels auto`, the default of `search`); with
+`--kernels none` both run the same operators, and what is left is what each engine does around them.
+
     python -m benchmarks.vs_torch [--ranks 2 4] [--pairs 12] [--only DDP] [--same] [--device cuda]
+        [--kernels auto]
 
 The device is the GPU if this machine has one; there NCCL takes the place of Gloo.
 """
@@ -34,6 +38,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.kernels import AUTO, kernels_for
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 
@@ -135,11 +140,12 @@ def torch_pipeline(device: torch.device) -> Step:
     return step
 
 
-def ours(device: torch.device, *, prefetch: int = 0, **choice: Any) -> Step:
+def ours(device: torch.device, *, kernels: str = AUTO, prefetch: int = 0, **choice: Any) -> Step:
     """A job under the plan of these meshes; parameters are gathered so many blocks ahead."""
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
-    graph = trace(build(), {"input_ids": ids, "labels": ids})
     cluster = Cluster.detect() if device.type == "cuda" else Cluster.local(dist.get_world_size())
+    names, wins = kernels_for([cluster], kernels)
+    graph = trace(build(), {"input_ids": ids, "labels": ids}, kernels=names, wins=wins)
     problem = make_problem(graph, cluster, precision="fp32", optimizer="adamw")
     plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
     plan = replace(plan, stages=tuple(replace(s, prefetch=prefetch) for s in plan.stages))
@@ -201,7 +207,7 @@ def line(name: str, ranks: int, rows: Sequence[tuple[Took, Took]]) -> str:
     )
 
 
-def worker(pairs: int, kind: str, only: str, *, same: bool) -> None:
+def worker(pairs: int, kind: str, only: str, kernels: str, *, same: bool) -> None:
     """What each rank does. `same`: torch's engines stand in for ours."""
     torch.set_num_threads(1)
     local = int(os.environ["LOCAL_RANK"])
@@ -224,7 +230,7 @@ def worker(pairs: int, kind: str, only: str, *, same: bool) -> None:
     }
     for name, (choice, theirs) in engines.items():
         if only in name:
-            mine = theirs() if same else ours(device, **choice)
+            mine = theirs() if same else ours(device, kernels=kernels, **choice)
             compare(name, mine, theirs(), pairs, device)
     dist.destroy_process_group()
 
@@ -235,10 +241,11 @@ if __name__ == "__main__":
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--only", default="", help="part of an engine's name")
     parser.add_argument("--same", action="store_true", help="torch against itself")
+    parser.add_argument("--kernels", default=AUTO, help="of ours, as of `search`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        worker(options.pairs, options.device, options.only, same=options.same)
+        worker(options.pairs, options.device, options.only, options.kernels, same=options.same)
     else:
         for ranks in options.ranks:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -1,12 +1,16 @@
-"""Candidates of tiles for products beside peers, to be timed on a device, and what to propose."""
+"""Candidates of tiles for products beside peers and for attention with dropout, to be timed on a
+device, and what to propose."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import attention_tiles
+from benchmarks.attention_tiles import LENGTH
 from benchmarks.tiles import CLASSES, DEPTH, RANKS, ROWS, candidates
 from meshwright.ir.kernels.gather_linear import (
     BY_DESCRIPTOR,
@@ -15,19 +19,26 @@ from meshwright.ir.kernels.gather_linear import (
     product,
     readable,
 )
+from meshwright.ir.random.attention_tiles import FORWARD, KERNELS, attention_tile, head_room
+from meshwright.ir.random.dropped_attention import backward, forward
 from meshwright.ir.tiles import SCHEMA, Tile, choices, device_of
 
 Timed = Mapping[tuple[str, Tile], float]
 """By kernel and tile, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TileCase:
-    """One product in bfloat16 with one tile."""
+    """One kernel in bfloat16 with one tile."""
 
     kernel: str
     tile: Tile
     run: Callable[[], object]
+
+    @property
+    def kind(self) -> tuple[str, int | None]:
+        """The kernel and the class of columns."""
+        return self.kernel, self.tile.most_columns
 
     @property
     def name(self) -> str:
@@ -38,7 +49,42 @@ class TileCase:
 
 
 def tile_cases(device: str, tiny: bool) -> Iterator[TileCase]:
-    """Yields those that the device has room for, with columns of each class."""
+    """Yields all, those of a kernel and a class of columns one after the other: attention's first,
+    as all devices run it by itself."""
+    for heads in attention_tiles.HEADS[:: 2 if tiny else 1]:
+        yield from _attending(device, tiny, heads)
+    yield from _products(device, tiny)
+
+
+def _attending(device: str, tiny: bool, heads: tuple[int, int]) -> Iterator[TileCase]:
+    """Yields attention with heads so wide, in float16 where it is interpreted; a candidate of one
+    of the backward's two kernels goes with the other's choice."""
+    number, length, count = (1, 32, 1) if tiny else (8, LENGTH, 16)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16
+    query, key, value = (
+        torch.randn(number, count, length, width, device=device).to(dtype)
+        for width in (heads[0], *heads)
+    )
+    room, kind = head_room(*heads), device_of(query)
+    chosen = {kernel: attention_tile(kind, kernel, room) for kernel in KERNELS}
+    if None in chosen.values():
+        return
+    numbered = 0.1, 1, 0, (-1,), (1,)
+    given = query, key, value, None
+    out, total = forward(*given, True, 1.0, *numbered)
+    for kernel in KERNELS:
+        for tile in attention_tiles.candidates(room):
+            tiles = {**chosen, kernel: tile}
+            run = (
+                partial(forward, *given, True, 1.0, *numbered, tiles=tiles)
+                if kernel == FORWARD
+                else partial(backward, out, *given, out, total, True, 1.0, *numbered, tiles=tiles)
+            )
+            yield TileCase(kernel, tile, run)
+
+
+def _products(device: str, tiny: bool) -> Iterator[TileCase]:
+    """Yields products with columns of each class."""
     rows, depth = (16, 32) if tiny else (ROWS, DEPTH)
     for most, columns in CLASSES:
         parts = torch.randn(RANKS, rows, depth, device=device).bfloat16()
@@ -66,9 +112,12 @@ def proposal(device: str, name: str, timed: Timed) -> dict[str, Any]:
     called `name`, in place of counted ones, where all classes of columns were."""
     found: dict[str, list[Tile]] = {}
     for kernel, tiles in choices()[device].items():
-        fastest = [_fastest(kernel, most, timed) for most, _ in CLASSES]
+        classes = [most for most, _ in CLASSES]
+        if kernel in KERNELS:
+            classes = [tile.most_columns for tile in tiles]
+        fastest = [_fastest(kernel, most, timed) for most in classes]
         own = [replace(tile, source=f"measured on {name}") for tile in fastest if tile]
-        whole = len(own) == len(CLASSES)
+        whole = len(own) == len(classes)
         kept = [tile for tile in tiles if not whole or tile.item_bytes != own[0].item_bytes]
         found[kernel] = [*(own if whole else []), *kept]
     written = {kernel: [asdict(tile) for tile in tiles] for kernel, tiles in found.items()}

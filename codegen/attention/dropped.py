@@ -7,6 +7,7 @@ many, and their numbers, again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from meshwright.codegen.attention.attend import (
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.seeds import numbers_here
 from meshwright.ir.launch import INTERPRETED, TAKEN
-from meshwright.ir.random.dropout import FACTORS
+from meshwright.ir.random.dropout import drawn_factors
 from meshwright.ir.random.dropped_attention import DroppedByKernel, why_not
 from meshwright.ir.torch_private import safe_softmax
 
@@ -96,10 +97,9 @@ class _Numbers:
     def factors(self, chances: Tensor, rows: slice | None) -> Tensor:
         """What chances of these rows of dim 0 are multiplied by."""
         first = self.first + (rows.start // self.rows * self.per_sample if rows else 0)
-        made: Tensor = FACTORS(
+        return drawn_factors(
             chances, self.p, self.key, first, self.sizes, self.strides, self.held, self.per_sample
         )
-        return made
 
     def chunks(self, count: int, scores: int) -> Iterator[slice | None]:
         """Rows of dim 0, of which there are `count`, that are done together: each has so many
@@ -172,7 +172,7 @@ class _DroppedAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         query, key, value = (x.contiguous() for x in (query, key, value))
         made, kept = list[Tensor](), list[Tensor]()
-        with torch.autocast(query.device.type, enabled=False):
+        with _as_they_are(query):
             for part in _chances(query, key, seen, drawn):
                 made.append(by_head(part.dropped, wide(_of_rows(value, part.rows))))
                 if part.rows is None and part.all.numel() <= KEPT:
@@ -187,7 +187,7 @@ class _DroppedAttention(torch.autograd.Function):
         scale, first, drawn = ctx.rest
         to_mask = torch.zeros_like(mask) if ctx.needs_input_grad[3] else None
         found: tuple[list[Tensor], ...] = [], [], []
-        with torch.autocast(query.device.type, enabled=False):
+        with _as_they_are(query):
             whole = [_Chances(None, *kept)] if kept else None
             for part in whole or _chances(query, key, Visible(scale, mask, first), drawn):
                 grad = wide(_of_rows(grads[0], part.rows))
@@ -205,6 +205,13 @@ class _DroppedAttention(torch.autograd.Function):
                 found[2].append(over_rows(part.dropped, grad))
         to_query, to_key, to_value = (_together(parts).to(query.dtype) for parts in found)
         return to_query, to_key, to_value, to_mask, None, None
+
+
+def _as_they_are(x: Tensor) -> AbstractContextManager[None]:
+    """Operands keep their dtypes, under autocast too."""
+    device = x.device.type
+    cast = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if cast else nullcontext()
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

@@ -74,7 +74,7 @@ def load_all() -> tuple[ModuleType, ...]:
 
 def compiled() -> tuple[ModuleType, ...]:
     """All files with kernels that can be compiled ahead, also those that no plan chooses."""
-    drawn = ("dropout", "attention_kernels")
+    drawn = ("dropout", "attention_tiles")
     found = (*load_all(), *(import_module(f"meshwright.ir.random.{name}") for name in drawn))
     return tuple(module for module in found if hasattr(module, "builds"))
 

@@ -1,4 +1,4 @@
-"""Kernels of attention whose chances are dropped by counted numbers, and their builds.
+"""Kernels of attention whose chances are dropped by counted numbers.
 
 The softmax is made as its scores come (Dao et al., "FlashAttention", 2022); the backward makes
 chances again from the logarithms of their sums, and draws again. Sums of gradients are in one
@@ -7,23 +7,12 @@ order: every run has the same bits.
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from collections.abc import Iterator
 from functools import partial
 
-from meshwright.ir.launch import Build, block, jit, tl
+from meshwright.ir.launch import jit, tl
 from meshwright.ir.random.philox import block_numbers, factors_of, numbers_at, told
-from meshwright.ir.random.strided import NUMBERS, place_of
+from meshwright.ir.random.strided import place_of
 
-WIDTHS = (64, 80, 96, 128)
-"""Of heads, whose machine code is read."""
-LEAST, MOST = 16, 128
-"""Widths of heads that there is a kernel for."""
-QUERIES, KEYS = 64, 64
-"""That a program has at once."""
-BACKWARD_QUERIES = 32
-"""The same of the backward, which has twice as many tiles in registers."""
-WARPS, STAGES = 8, 2
-"""Of a program: as many as have room for its sums in registers; tiles that are read ahead."""
 NO_MASK, LOOKS, ADDED = 0, 1, 2
 """Kinds of masks: none, where queries look, numbers that are added to scores."""
 
@@ -89,21 +78,22 @@ def first_places(
 @partial(jit, varying=("key", "first"))
 def forward_kernel(
     query, keys, values, mask, out, total,
-    heads, shared, num_queries, num_keys, head_width,
+    heads, shared, num_queries, num_keys, head_width, value_width,
     query_sample, query_head, query_row, key_sample, key_head, key_row,
     value_sample, value_head, value_row, mask_sample, mask_head, mask_query, mask_key,
     scale, key, first, least, width, middle, inner, outer_step, middle_step, inner_step,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
+    FLAT: tl.constexpr,
 ):  # fmt: skip
     """A program has QUERIES queries of one head of one sample. `out` is [samples, queries, heads,
-    head_width]. `shared`: query heads that have a key head together."""
+    value_width]. `shared`: query heads that have a key head together."""
     key, first = told(key, first)
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    at = tl.arange(0, BLOCK)
-    inside = (row < num_queries)[:, None] & (at < head_width)[None, :]
+    at, value_at = tl.arange(0, BLOCK), tl.arange(0, VALUES)
+    inside = (row < num_queries)[:, None] & (value_at < value_width)[None, :]
     query += sample * query_sample + head * query_head
     keys += sample * key_sample + head // shared * key_head
     values += sample * value_sample + head // shared * value_head
@@ -116,12 +106,12 @@ def forward_kernel(
     )  # fmt: skip
     largest = tl.full([QUERIES], -float("inf"), WIDE)
     sums = tl.zeros([QUERIES], WIDE)
-    made = tl.zeros([QUERIES, BLOCK], WIDE)
+    made = tl.zeros([QUERIES, VALUES], WIDE)
     stop = tl.minimum(num_keys, (tl.program_id(0) + 1) * QUERIES) if CAUSAL else num_keys
     for start in range(0, stop, KEYS):
         column = start + tl.arange(0, KEYS)
         k = rows_of(keys, column, at, key_row, num_keys, head_width)
-        v = rows_of(values, column, at, value_row, num_keys, head_width)
+        v = rows_of(values, column, value_at, value_row, num_keys, value_width)
         scores = chances_of(
             q, k, mask, mask_query, mask_key, row, column, num_queries, num_keys, scale, CAUSAL,
             MASK, WIDE,
@@ -139,7 +129,7 @@ def forward_kernel(
     made = made / tl.where(sums == 0.0, 1.0, sums)[:, None]
     logarithm = tl.where(sums == 0.0, -float("inf"), largest + tl.log(sums))
     tl.store(total + head_row + row, logarithm, row < num_queries)
-    to = ((sample * num_queries + row) * heads + head)[:, None] * head_width + at[None, :]
+    to = ((sample * num_queries + row) * heads + head)[:, None] * value_width + value_at[None, :]
     tl.store(out + to, made.to(out.dtype.element_ty), inside)
 
 
@@ -165,20 +155,22 @@ def again(
 @partial(jit, varying=("key", "first"))
 def query_kernel(
     query, keys, values, mask, grad, total, along, to_query,
-    heads, shared, num_queries, num_keys, head_width,
+    heads, shared, num_queries, num_keys, head_width, value_width,
     query_sample, query_head, query_row, key_sample, key_head, key_row,
     value_sample, value_head, value_row, mask_sample, mask_head, mask_query, mask_key,
     grad_sample, grad_head, grad_row,
     scale, key, first, least, width, middle, inner, outer_step, middle_step, inner_step,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
+    FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of QUERIES queries of one head; `to_query` lies as `out` of the forward."""
+    """Gradients of QUERIES queries of one head; `to_query` is [samples, queries, heads,
+    head_width]."""
     key, first = told(key, first)
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    at = tl.arange(0, BLOCK)
+    at, value_at = tl.arange(0, BLOCK), tl.arange(0, VALUES)
     inside = (row < num_queries)[:, None] & (at < head_width)[None, :]
     query += sample * query_sample + head * query_head
     keys += sample * key_sample + head // shared * key_head
@@ -186,7 +178,7 @@ def query_kernel(
     mask += sample * mask_sample + head * mask_head
     grad += sample * grad_sample + head * grad_head
     q = rows_of(query, row, at, query_row, num_queries, head_width)
-    g = rows_of(grad, row, at, grad_row, num_queries, head_width)
+    g = rows_of(grad, row, value_at, grad_row, num_queries, value_width)
     head_row = tl.program_id(1).to(tl.int64) * num_queries
     logarithm = tl.load(total + head_row + row, row < num_queries, -float("inf"))
     mean = tl.load(along + head_row + row, row < num_queries, 0.0)
@@ -199,7 +191,7 @@ def query_kernel(
     for start in range(0, stop, KEYS):
         column = start + tl.arange(0, KEYS)
         k = rows_of(keys, column, at, key_row, num_keys, head_width)
-        v = rows_of(values, column, at, value_row, num_keys, head_width)
+        v = rows_of(values, column, value_at, value_row, num_keys, value_width)
         _, back = again(
             q, k, v, g, mask, mask_query, mask_key, row, column, num_queries, num_keys, scale,
             logarithm, mean, key, first, least, place, start, QUERIES, KEYS, WIDE, CAUSAL, MASK,
@@ -213,13 +205,14 @@ def query_kernel(
 @partial(jit, varying=("key", "first"))
 def key_kernel(
     query, keys, values, mask, grad, total, along, to_keys, to_values,
-    heads, shared, num_queries, num_keys, head_width,
+    heads, shared, num_queries, num_keys, head_width, value_width,
     query_sample, query_head, query_row, key_sample, key_head, key_row,
     value_sample, value_head, value_row, mask_sample, mask_head, mask_query, mask_key,
     grad_sample, grad_head, grad_row,
     scale, key, first, least, width, middle, inner, outer_step, middle_step, inner_step,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
+    FLAT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of KEYS keys and values of one key head, of all query heads that share it."""
     key, first = told(key, first)
@@ -228,14 +221,14 @@ def key_kernel(
     group = (tl.program_id(1) % key_heads).to(tl.int64)
     start = tl.program_id(0) * KEYS
     column = start + tl.arange(0, KEYS)
-    at = tl.arange(0, BLOCK)
-    there = (column < num_keys)[:, None] & (at < head_width)[None, :]
+    at, value_at = tl.arange(0, BLOCK), tl.arange(0, VALUES)
+    there = (column < num_keys)[:, None]
     keys += sample * key_sample + group * key_head
     values += sample * value_sample + group * value_head
     k = rows_of(keys, column, at, key_row, num_keys, head_width)
-    v = rows_of(values, column, at, value_row, num_keys, head_width)
+    v = rows_of(values, column, value_at, value_row, num_keys, value_width)
     made_key = tl.zeros([KEYS, BLOCK], WIDE)
-    made_value = tl.zeros([KEYS, BLOCK], WIDE)
+    made_value = tl.zeros([KEYS, VALUES], WIDE)
     begin = start // QUERIES * QUERIES if CAUSAL else 0
     for each in range(0, shared):
         head = group * shared + each
@@ -246,7 +239,7 @@ def key_kernel(
         for top in range(begin, num_queries, QUERIES):
             row = top + tl.arange(0, QUERIES)
             q = rows_of(q_head, row, at, query_row, num_queries, head_width)
-            g = rows_of(g_head, row, at, grad_row, num_queries, head_width)
+            g = rows_of(g_head, row, value_at, grad_row, num_queries, value_width)
             logarithm = tl.load(total + head_row + row, row < num_queries, -float("inf"))
             mean = tl.load(along + head_row + row, row < num_queries, 0.0)
             place = first_places(
@@ -264,57 +257,13 @@ def key_kernel(
             made_key += tl.dot(
                 tl.trans(back.to(q.dtype)), q, input_precision="ieee", out_dtype=WIDE
             )
-    to = ((sample * num_keys + column) * key_heads + group)[:, None] * head_width + at[None, :]
-    tl.store(to_keys + to, made_key.to(to_keys.dtype.element_ty), there)
-    tl.store(to_values + to, made_value.to(to_values.dtype.element_ty), there)
-
-
-def builds(element: str, width: int) -> Iterator[Build]:
-    """For heads of `width` in `element`, such as bf16: causal, and with a mask of where to look."""
-    if element not in ("bf16", "fp16"):
-        return
-    pointers = ("query", "keys", "values")
-    ints = (
-        "heads", "shared", "num_queries", "num_keys", "head_width", "query_sample", "query_head",
-        "query_row", "key_sample", "key_head", "key_row", "value_sample", "value_head", "value_row",
-        "mask_sample", "mask_head", "mask_query", "mask_key",
+    line = ((sample * num_keys + column) * key_heads + group)[:, None]
+    inside = there & (at < head_width)[None, :]
+    tl.store(
+        to_keys + line * head_width + at[None, :], made_key.to(to_keys.dtype.element_ty), inside
+    )
+    inside = there & (value_at < value_width)[None, :]
+    tl.store(
+        to_values + line * value_width + value_at[None, :],
+        made_value.to(to_values.dtype.element_ty), inside,
     )  # fmt: skip
-    of_grad = ("grad_sample", "grad_head", "grad_row")
-    drawn = {
-        "scale": "fp32",
-        "key": "i64",
-        "first": "i64",
-        "least": "i32",
-        **dict.fromkeys(NUMBERS, "i32"),
-    }
-    length, heads = 1024, 12
-    step = {"sample": length * heads * width, "head": width, "row": heads * width}
-    values = {
-        "heads": heads, "shared": 1, "num_queries": length, "num_keys": length, "head_width": width,
-        **{f"{of}_{by}": n for of in ("query", "key", "value", "grad") for by, n in step.items()},
-        "mask_sample": length * length, "mask_head": 0, "mask_query": length, "mask_key": 1,
-        "width": heads * length * length, "middle": 1, "inner": 1, "outer_step": 0,
-        "middle_step": 0, "inner_step": 0,
-    }  # fmt: skip
-    for causal, mask in ((True, NO_MASK), (False, LOOKS)):
-        constants = {
-            "KEYS": KEYS, "BLOCK": max(block(width), LEAST), "WIDE": tl.float32, "CAUSAL": causal,
-            "MASK": mask, "WHOLE": True, "FLAT": True,
-        }  # fmt: skip
-        read = {**dict.fromkeys(pointers, f"*{element}"), "mask": "*i1" if mask else f"*{element}"}
-        grads = {"grad": f"*{element}", "total": "*fp32", "along": "*fp32"}
-        sizes, more = dict.fromkeys(ints, "i32"), dict.fromkeys(of_grad, "i32")
-        made = {"out": f"*{element}", "total": "*fp32"}
-        of_keys = {"to_keys": f"*{element}", "to_values": f"*{element}"}
-        for kernel, signature, given in (
-            (forward_kernel, {**read, **made, **sizes, **drawn}, {}),
-            (query_kernel, {**read, **grads, "to_query": f"*{element}", **sizes, **more, **drawn},
-             of_grad),
-            (key_kernel, {**read, **grads, **of_keys, **sizes, **more, **drawn}, of_grad),
-        ):  # fmt: skip
-            own = {name: n for name, n in values.items() if name in signature or name in given}
-            at_once = QUERIES if kernel is forward_kernel else BACKWARD_QUERIES
-            yield Build(
-                kernel, signature, {"QUERIES": at_once, **constants}, own, WARPS, STAGES,
-                looped=True,
-            )  # fmt: skip

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from meshwright.ir.graph.own_operators import LIBRARY
 from meshwright.ir.launch import (
@@ -30,12 +34,13 @@ from meshwright.ir.random.philox import (
     factors_of,
     kept_scale,
     least_kept,
-    numbers,
     numbers_at,
+    numbers_of_host,
     said,
     told,
 )
 from meshwright.ir.random.strided import NUMBERS, filled, place_of, row_places, span
+from meshwright.ir.torch_private import is_watched
 
 ELEMENTS = 2048
 """That one program takes."""
@@ -45,6 +50,7 @@ NUMBERED = (
 """What operators that drop are told of their numbers."""
 LIBRARY.define(f"dropout(Tensor x, {NUMBERED}) -> Tensor")
 LIBRARY.define(f"dropout_factors(Tensor x, {NUMBERED}) -> Tensor")
+LIBRARY.define(f"dropout_mask(Tensor x, {NUMBERED}) -> Tensor")
 
 
 class _Numbered(NamedTuple):
@@ -60,26 +66,49 @@ class _Numbered(NamedTuple):
 
 
 def stays(
-    p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int], out: Tensor
-) -> Tensor:
-    """Write to `out`, on the CPU, whose elements are those of `sizes`, 1 where one stays and 0
-    where not; their numbers begin at `first` and are `strides` apart."""
-    drawn = numbers(key, first, span(sizes, strides)).as_strided(tuple(sizes), tuple(strides))
-    if out.is_contiguous():
-        torch.ge(drawn, least_kept(p), out=out.view(sizes))
-        return out
-    return torch.ge(drawn.reshape(out.shape), least_kept(p), out=out)
+    p: float, key: int, first: int, sizes: Sequence[int], strides: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """Return which elements stay, in dims of `sizes`; their numbers begin at `first` and are
+    `strides` apart."""
+    if len(sizes) == 1 and strides[0] == 1:
+        return numbers_of_host(key, first, sizes[0]) >= least_kept(p)
+    drawn = numbers_of_host(key, first, span(sizes, strides)) >= least_kept(p)
+    return as_strided(drawn, tuple(sizes), tuple(strides))
 
 
 def factors(x: Tensor, *numbered: Any) -> Tensor:
     """In the shape, dtype and memory layout of x, on its device, what `dropout` multiplies by, for
     0 < p < 1; drawn on the CPU. `numbered`: as `dropout` is told."""
-    of = _Numbered(*numbered)
-    made = torch.empty_like(x, device="cpu")
+    return _drawn(x, _Numbered(*numbered), scaled=True)
+
+
+def kept_mask(x: Tensor, *numbered: Any) -> Tensor:
+    """The same without the scale: ones and zeros, which every dtype can say."""
+    return _drawn(x, _Numbered(*numbered), scaled=False)
+
+
+def _drawn(x: Tensor, of: _Numbered, *, scaled: bool) -> Tensor:
+    if not x.numel():
+        return torch.empty_like(x)
     key, first = said(of.key, of.first, of.held)
-    if x.numel():
-        stays(of.p, key, first, filled(of.sizes, x.numel()), of.strides, made)
-    return made.mul_(kept_scale(of.p)).to(x.device)
+    kept = stays(of.p, key, first, filled(of.sizes, x.numel()), of.strides)
+    scale = kept_scale(of.p) if scaled else 1.0
+    # Numpy multiplies, as it has no copies to make for that; it knows no bfloat16.
+    known = x.dtype in (torch.float32, torch.float64)
+    wide = np.float64 if x.dtype is torch.float64 else np.float32
+    made = torch.from_numpy(np.multiply(kept, wide(scale), order="C")).view(x.shape)
+    if not known:
+        made = made.to(x.dtype)
+    if x.is_contiguous():
+        return made if x.device.type == "cpu" else made.to(x.device)
+    return torch.empty_like(x, device="cpu").copy_(made).to(x.device)
+
+
+def drawn_factors(x: Tensor, *numbered: Any) -> Tensor:
+    """`factors` by the operator, or at once where nobody sees operators and the host has them."""
+    at_once = x.device.type == "cpu" and not (INTERPRETED or is_watched() or is_compiling())
+    made: Tensor = factors(x, *numbered) if at_once else FACTORS(x, *numbered)
+    return made
 
 
 def _by_torch(x: Tensor, *numbered: Any) -> Tensor:
@@ -168,10 +197,14 @@ LIBRARY.impl("dropout_factors", factors, "CompositeExplicitAutograd")
 LIBRARY.impl("dropout_factors", _factors_by_triton, "CUDA")
 LIBRARY.impl("dropout_factors", _shape, "Meta")
 LIBRARY.impl("dropout_factors", torch.library.fallthrough_kernel, "Autograd")
+LIBRARY.impl("dropout_mask", kept_mask, "CompositeExplicitAutograd")
+LIBRARY.impl("dropout_mask", _shape, "Meta")
+LIBRARY.impl("dropout_mask", torch.library.fallthrough_kernel, "Autograd")
 LIBRARY.impl("dropout", _by_triton if INTERPRETED else _by_torch, "CPU")
 LIBRARY.impl("dropout", _by_triton, "CUDA")
 LIBRARY.impl("dropout", _shape, "Meta")
 FACTORS = torch.ops.meshwright.dropout_factors.default
+_MASK = torch.ops.meshwright.dropout_mask.default
 _OPERATOR = torch.ops.meshwright.dropout.default
 
 
@@ -201,15 +234,18 @@ def dropout(
     in dims of `sizes` (one may be -1, the rest), have numbers from `first` on, `strides` apart.
 
     p is taken to the nearest 2^-16, and the scale is that of what is taken. On a CPU, where drawing
-    takes most of the time, the factors are kept for the backward, if x's dtype can say what the
-    scale is; otherwise nothing is.
+    takes most of the time, the factors are kept for the backward, or a mask where x's dtype can not
+    say what the scale is; otherwise nothing is.
 
     `held`: a key and how many places more there are before the first, a multiple of `per_sample`,
     [2] of int64 on x's device; they count where they are read, and `key` does not.
     """
-    if x.device.type == "cpu" and x.dtype is held_dtype(x.dtype) and not INTERPRETED:
-        kept: Tensor = FACTORS(x, p, key, first, sizes, strides, held, per_sample)
-        return x * kept
+    if x.device.type == "cpu" and not INTERPRETED:
+        numbered = p, key, first, sizes, strides, held, per_sample
+        if x.dtype is held_dtype(x.dtype):
+            return x * drawn_factors(x, *numbered)
+        # A number of Python is multiplied by in float32: one rounding, as in kernels.
+        return x * _MASK(x, *numbered) * kept_scale(p)
     apply: Callable[..., Tensor] = _Dropout.apply
     return apply(x, p, key, first, sizes, strides, held, per_sample)
 

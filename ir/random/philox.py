@@ -11,6 +11,7 @@ from threading import local
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from numpy.random import Philox
 from torch import Tensor
@@ -54,13 +55,18 @@ _OWN = _ThreadGenerator()
 
 def numbers(key: int, first: int, count: int) -> Tensor:
     """`count` numbers [count] of int16 on the CPU, from the place `first` on; 0 <= key < 2^63."""
+    return torch.from_numpy(numbers_of_host(key, first, count))
+
+
+def numbers_of_host(key: int, first: int, count: int) -> npt.NDArray[np.int16]:
+    """The same for numpy."""
     block, skipped = divmod(first, PER_BLOCK)
     words = -(-(skipped + count) // 4)
     own, state = _OWN, _OWN.state["state"]
     state["key"][0], state["counter"][:] = key, (block, 0, 0, 0)
     own.generator.state = own.state
     drawn = own.generator.random_raw(words).astype("<u8", copy=False).view(np.int16)
-    return torch.from_numpy(drawn[skipped : skipped + count])
+    return drawn[skipped : skipped + count]
 
 
 def said(key: int, first: int, held: Tensor | None) -> tuple[int, int]:

@@ -26,7 +26,6 @@ def run(place: Place) -> Iterator[Fact]:
         else:
             made.append((name, make))
             yield from guarded(name, _timed(name, make, place, bandwidth))
-    yield from guarded("tiles", _tiles(place))
     for name, make in made:
         if place.left_s < place.of(int(_SPARE_S), 0):
             yield f"{name}/why", "not compiled: no time was left"
@@ -34,8 +33,8 @@ def run(place: Place) -> Iterator[Fact]:
             yield from guarded(name, _compiled(name, make, place))
 
 
-def _seconds(call: Callable[[], object], place: Place) -> float:
-    """The middle one of many calls, each on a cold cache; of one on a CPU."""
+def seconds_of(call: Callable[[], object], place: Place) -> float:
+    """Returns the middle one of many calls, each on a cold cache; of one on a CPU."""
     import time
 
     if place.device == "cuda":
@@ -58,7 +57,7 @@ def _machine(place: Place) -> Iterator[Fact]:
 
     size = place.of(LARGE, 64)
     a, b = (torch.randn(size, size, device=place.device).bfloat16() for _ in range(2))
-    took = _seconds(lambda: a @ b, place)
+    took = seconds_of(lambda: a @ b, place)
     work = KernelWork(OpClass.MATMUL, "bfloat16", 2.0 * size**3, 6.0 * size**2,
                       (Gemm(1, size, size, size),))  # fmt: skip
     (device,) = place.cluster().device_types
@@ -77,7 +76,7 @@ def _copies(place: Place) -> Iterator[Any]:
 
     nbytes = place.of(COPY_BYTES, 2**20)
     a, b = (torch.zeros(nbytes, dtype=torch.uint8, device=place.device) for _ in range(2))
-    took = _seconds(lambda: b.copy_(a), place)
+    took = seconds_of(lambda: b.copy_(a), place)
     (device,) = place.cluster().device_types
     yield "copy/measured_s", took
     yield (
@@ -91,7 +90,7 @@ def _copies(place: Place) -> Iterator[Any]:
 
 def _timed(name: str, make: Any, place: Place, bandwidth: float) -> Iterator[Fact]:
     case = make()
-    ours, plain = _seconds(case.ours, place), _seconds(case.plain, place)
+    ours, plain = seconds_of(case.ours, place), seconds_of(case.plain, place)
     yield f"{name}/ours_s", ours
     yield f"{name}/eager_s", plain
     if case.nbytes:
@@ -106,43 +105,7 @@ def _compiled(name: str, make: Any, place: Place) -> Iterator[Fact]:
         return
     case = make()
     torch._dynamo.reset()  # else calls of one place in the code are compiled eight times at most
-    yield f"{name}/compiled_s", _seconds(torch.compile(case.plain, fullgraph=True), place)
-
-
-def _tiles(place: Place) -> Iterator[Fact]:
-    """Yields what products take with each tile that was compared by count, and what the device
-    proposes for the file of tiles; Triton runs none on a CPU."""
-    import json
-
-    import torch
-
-    from benchmarks.gpu.tile_cases import proposal, tile_cases
-    from meshwright.ir.tiles import ANY, device_of, tile
-
-    if place.device != "cuda":
-        return
-    timed, name = {}, torch.cuda.get_device_name()
-    for case in tile_cases(place.device, place.rehearsal):
-        try:
-            took = _seconds(case.run, place)
-        except Exception as error:  # no room for it, which is an answer
-            yield f"{case.name}/why", str(error).partition("\n")[0]
-            continue
-        timed[case.kernel, case.tile] = took
-        yield f"{case.name}/measured_s", took
-    device = device_of(torch.empty(1, device=place.device))
-    if device != ANY:
-        text = json.dumps(proposal(device, name, timed), indent=1)
-        (place.out / "tiles.json").write_text(text)
-        yield "tiles/proposal", "tiles.json"
-    shares = []
-    for kernel, most in {(kernel, own.most_columns) for kernel, own in timed}:
-        found = {own: s for (k, own), s in timed.items() if (k, own.most_columns) == (kernel, most)}
-        counted = tile(device, kernel, 2, most or 1 << 20)
-        same = [s for own, s in found.items() if counted and own.constants == counted.constants]
-        shares += [min(same) / min(found.values())] if same else []
-    if shares:
-        yield "tiles/counted_over_best", max(shares)
+    yield f"{name}/compiled_s", seconds_of(torch.compile(case.plain, fullgraph=True), place)
 
 
 def _least_share(facts: Facts) -> float:
@@ -171,7 +134,7 @@ def _slowest(facts: Facts) -> float | None:
 
 STEP = Step(
     name="kernels", does="copies, products, and each fused kernel beside compiled and plain torch",
-    order=30, limit_s=80, least_s=20, run=run,
+    order=30, limit_s=50, least_s=20, run=run,
     claims=(
         Claim(text="a large copy takes what the preset says", page="results/devices.md", unit="s",
               low=banded(fact("copy/predicted_s"), "copy/band", -1),
@@ -187,8 +150,5 @@ STEP = Step(
               measured=_worst("share_of_copy"), unit="share"),
         Claim(text="no kernel takes longer than the plain operators that it stands for",
               page="kernels.md", low=fixed(0.0), high=fixed(1.0), measured=_slowest),
-        Claim(text="tiles of products that were chosen by count are as fast as any that were "
-                   "compared, to a tenth", page="results/tiles.md", low=fixed(0.0),
-              high=fixed(1.1), measured=fact("tiles/counted_over_best")),
     ),
 )  # fmt: skip

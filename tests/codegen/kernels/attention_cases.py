@@ -30,6 +30,8 @@ class AttentionCase:
     width: int
     causal: bool = False
     mask: str = ""
+    value_width: int = 0
+    """0: that of keys."""
     first: int = 0
     sizes: tuple[int, ...] = (-1,)
     strides: tuple[int, ...] = (1,)
@@ -64,6 +66,9 @@ CASES = {
         1, 2, 2, 4, 10, 16, sizes=(-1, 5), strides=(10, 1), kernel=False
     ),
     "odd": AttentionCase(1, 2, 2, 5, 7, 24, mask="numbers", first=3),
+    "narrow_values": AttentionCase(2, 4, 2, 21, 37, 40, causal=True, value_width=24),
+    "latent": AttentionCase(1, 2, 2, 5, 7, 192, mask="bool", value_width=128),
+    "wide_values": AttentionCase(1, 2, 2, 5, 18, 24, value_width=130),
     "mask_wants_a_gradient": AttentionCase(1, 2, 2, 5, 7, 16, mask="wanted", kernel=False),
     "narrow": AttentionCase(1, 2, 2, 5, 7, 8, kernel=False),
 }  # fmt: skip
@@ -105,11 +110,16 @@ def errors(name: str, dtype: torch.dtype = torch.float64, *, held: bool = False)
     """Of the result and gradients, from what is written out in float64, as shares of the largest
     value."""
     case = CASES[name]
-    shapes = [(case.queries, case.heads), (case.keys, case.groups), (case.keys, case.groups)]
+    key_shape = case.keys, case.groups, case.width
+    shapes = [
+        (case.queries, case.heads, case.width),
+        key_shape,
+        (*key_shape[:2], case.value_width or case.width),
+    ]
     operands = [
-        torch.randn(case.batch, length, heads, case.width, generator=_generator(at), device="cpu")
+        torch.randn(case.batch, *shape, generator=_generator(at), device="cpu")
         .to(torch.get_default_device(), dtype).transpose(1, 2).requires_grad_()
-        for at, (length, heads) in enumerate(shapes)
+        for at, shape in enumerate(shapes)
     ]  # fmt: skip
     exact = [x.detach().double().requires_grad_() for x in operands]
     mask = case.of_mask()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.ir.random import attention_kernels
+from meshwright.ir.random import attention_tiles
 from meshwright.ir.random.dropped_attention import why_not
 from meshwright.testing.machine_code import machine_code
 from tests.codegen.kernels.attention_cases import CASES, errors
@@ -25,29 +25,33 @@ def test_by_triton():
     whys = {why for kernel, why in found["taken"] if kernel == "dropped_attention"}
     assert whys == {
         "", "the mask wants a gradient, or has more dims than queries",
-        "heads are 8 wide, kernels are for 16 to 128", "its part of the batch has too many dims",
+        "heads are 8 wide, kernels are for 16 to 256", "its part of the batch has too many dims",
     }  # fmt: skip
 
 
 def test_what_kernels_would_read_beyond_is_refused():
     """They step from sample to sample and from head to head, whatever the keys have."""
 
-    def why(samples: int, heads: int, width: int = 64) -> str:
+    def why(samples: int, heads: int, width: int = 64, keys: int = 8) -> str:
         query = torch.empty(4, 6, 8, 64, dtype=torch.bfloat16, device="meta")
         key = torch.empty(samples, heads, 8, 64, dtype=torch.bfloat16, device="meta")
-        return why_not(query, key, key[..., :width], None, 0, (-1,), (1,))
+        value = torch.empty(samples, heads, keys, width, dtype=torch.bfloat16, device="meta")
+        return why_not(query, key, value, None, 0, (-1,), (1,))
 
     assert why(4, 6) == why(4, 3) == "tensors are on meta" or why(4, 6) == "Triton is not installed"
     assert why(1, 6) == why(4, 4) and why(1, 6).startswith("samples share keys")
-    assert why(4, 6, 32).startswith("operands are not")
+    assert why(4, 6, keys=4).startswith("operands are not")
+    assert why(4, 6, 320).startswith("heads are 320 wide")
 
 
 @pytest.mark.parametrize("target", [80, 90])
 def test_it_spills_nothing(target):
-    """At the widest heads, of which registers hold most; `benchmarks.kernel_code` has all. Also
+    """At 128, which most models have; `tests/benchmarks/test_tiles.py` has all of the file. Also
     with a key that the device holds."""
     pytest.importorskip("triton")
-    causal = [b for b in attention_kernels.builds("bf16", 128) if b.constants["CAUSAL"]]
+    causal = [
+        b for b in attention_tiles.builds("bf16", 128) if b.constants["CAUSAL"] and b.is_for(target)
+    ]
     assert len(causal) == 3
     for build in causal:
         held = replace(build, signature={**build.signature, "key": "*i64"})
