@@ -89,15 +89,16 @@ class _ShortTrace:
 @contextmanager
 def short_traces() -> Iterator[None]:
     """Inside, nodes of graphs that are traced say where the user's code made them and no more."""
-    usual: Any = getattr(proxy, "CapturedTraceback", None)
+    module: Any = proxy
+    usual = getattr(module, "CapturedTraceback", None)
     if usual is None:
         yield
         return
-    proxy.CapturedTraceback = _ShortTrace
+    module.CapturedTraceback = _ShortTrace
     try:
         yield
     finally:
-        proxy.CapturedTraceback = usual
+        module.CapturedTraceback = usual
 
 
 def is_fake(x: object) -> bool:

@@ -17,6 +17,7 @@ from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import check_schedule, parse_schedule
 from meshwright.ir.plan.verify import check, verify
+from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import in_detail, predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -109,12 +110,16 @@ def test_what_goes_with_pairs() -> None:
         assert {f.rule for f in found} == {rule} and len(found) == 4
 
 
+COUNTS = [4, 8, 2]
+"""Of micro-batches that are tried of a plan of 4, of 8 samples."""
+
+
 def test_finished_plans_are_tried_with_pairs_and_a_pin_asks_for_them() -> None:
     graph, _ = planned("gpt2", 8, "none", tp=2, **PAIRS)
     asked = problem(graph, machine(4), constraints=("pp=2", "tp=2"))
     base = build_plan(asked, uniform_choice(asked, pp=2, tp=2, num_microbatches=4))
-    tried, more = variants("paired", asked, base)
-    assert [p.num_microbatches for p in (tried, more)] == [4, 8]
+    tried, *more = variants("paired", asked, base)
+    assert [p.num_microbatches for p in (tried, *more)] == COUNTS
     assert (
         paired_stages(tried) == {0, 1, 2, 3} and [s.overlap for s in tried.stages] == ["none"] * 4
     )
@@ -124,6 +129,10 @@ def test_finished_plans_are_tried_with_pairs_and_a_pin_asks_for_them() -> None:
     found, free = search_problem(pinned, "ilp"), search_problem(asked, "ilp")
     assert found.schedule.name == "dual_pipe_v_pairs" and found.predicted and free.predicted
     assert free.predicted.step_s <= found.predicted.step_s, "a pin does not help"
+    for count in COUNTS[1:]:
+        asked_for = (*pinned.constraints, parse_constraint(f"num_microbatches={count}"))
+        other = search_problem(problem(graph, machine(4), constraints=asked_for), "ilp")
+        assert other.predicted and free.predicted.step_s <= other.predicted.step_s, count
     assert found.evidence and 0 < found.evidence.bound_s <= found.predicted.step_s
     assert any("run together in pairs" in note for note in found.notes)
 

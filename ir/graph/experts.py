@@ -10,7 +10,7 @@ names a file of `ir.gates`, biases and a gate of its own are tensors that may be
 weights are stored is said in words (`ExpertForm`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -210,12 +210,9 @@ def _groups(given: Operands, dtype: torch.dtype, known: int | None = None) -> Pa
     return groups_of(given.top_k_index, count, dtype, widths, some=some, known=known)
 
 
-def _rows(
-    given: Operands, groups: PairGroups, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [pairs, H] and routing weights [pairs, 1] of pairs."""
-    scale = groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
-    return groups.of_tokens(given.hidden.to(dtype)), scale
+def _scale(given: Operands, groups: PairGroups, dtype: torch.dtype) -> torch.Tensor:
+    """Routing weights of pairs [pairs, 1]."""
+    return groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
 
 
 def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,7 +224,7 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = _dtype(given.hidden)
     with torch.autocast(given.hidden.device.type, enabled=False):
         groups = _groups(given, dtype)
-        x, scale = _rows(given, groups, dtype)
+        x, scale = groups.of_tokens(given.hidden.to(dtype)), _scale(given, groups, dtype)
         product = _first_product(given, x * scale if form.scaled_input else x, groups)
         made = grouped(
             parse_gate(given.act).forward(given.parts(product)), given.last().to(dtype), groups
@@ -240,11 +237,10 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Incoming(NamedTuple):
-    """What both parts of a backward read, by pairs."""
+    """What both parts of a backward read, by pairs. Rows of tokens are made where they are read: of
+    all that is there at once they are the widest."""
 
     groups: PairGroups
-    x: torch.Tensor
-    """Tokens [pairs, H]."""
     scale: torch.Tensor
     """Routing weights [pairs, 1]."""
     grad: torch.Tensor
@@ -255,8 +251,7 @@ class _Incoming(NamedTuple):
         """In the dtype of a product [pairs, columns]."""
         dtype = product.dtype
         groups = _groups(given, dtype, len(product))
-        x, scale = _rows(given, groups, dtype)
-        return cls(groups, x, scale, groups.of_tokens(grad.to(dtype)))
+        return cls(groups, _scale(given, groups, dtype), groups.of_tokens(grad.to(dtype)))
 
 
 def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
@@ -287,7 +282,7 @@ def experts_backward_weights(
 
 def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> list[torch.Tensor]:
     form, gate = parse_form(given.form), parse_gate(given.act)
-    groups, x, scale, grad = incoming
+    groups, scale, grad = incoming
     dtype = product.dtype
     parts = given.parts(product)
     gated = gate.forward(parts)
@@ -309,7 +304,7 @@ def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> l
     for one in more:
         grad_x += one
     if form.scaled_input:
-        grad_scale = (grad_x * x).sum(-1)
+        grad_scale = (grad_x * groups.of_tokens(given.hidden.to(dtype))).sum(-1)
         grad_x *= scale
     grads = [groups.summed(grad_x, given.hidden), groups.placed(grad_scale, given.top_k_weights)]
     return [*grads, grad_product, gated]
@@ -319,15 +314,16 @@ def _to_weights(
     given: Operands, incoming: _Incoming, grad_product: torch.Tensor, gated: torch.Tensor
 ) -> list[torch.Tensor]:
     form = parse_form(given.form)
-    groups, x, scale, grad = incoming
-    read, weighed = (x * scale, grad) if form.scaled_input else (x, grad * scale)
+    groups, scale, grad = incoming
+    read = groups.of_tokens(given.hidden.to(grad.dtype))
+    (read if form.scaled_input else grad).mul_(scale)  # both are copies of our own
     first, last = form.transposed_first, form.transposed_last
     made = [_outer(read, part, groups, first) for part in _columns(given, grad_product)]
-    found = [made[0], _outer(gated, weighed, groups, last), *made[1:]]
+    found = [made[0], _outer(gated, grad, groups, last), *made[1:]]
     if given.gate_up_bias is not None:
         found.append(groups.sums_of(grad_product))
     if given.down_bias is not None:
-        found.append(groups.sums_of(weighed))
+        found.append(groups.sums_of(grad))
     return [g.to(w.dtype) for g, w in zip(found, _trained(given), strict=True)]
 
 
@@ -423,7 +419,7 @@ EXPERTS_TARGET = str(EXPERTS)
 """As `Op.target` has it; made once, as it is compared often."""
 
 _OPS = torch.ops.meshwright
-MADE_OF = {
+MADE_OF: dict[Any, Callable[..., Any]] = {
     _OPS.experts_forward.default: experts_forward,
     _OPS.experts_backward.default: experts_backward,
     _OPS.experts_backward_tokens.default: experts_backward_tokens,

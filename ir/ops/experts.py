@@ -199,25 +199,26 @@ def _backward_inside(
     summed, and gradients of weights."""
     tokens = shapes[0][0]
     first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
-    rows = max(1, shapes[3][0] * shapes[0][-1])
-    columns, inner, hidden = (first + sum(more)) / rows, last / rows, shapes[0][-1]
+    hidden, form = shapes[0][-1], parse_form(str(given(op, "form", "")))
+    row = max(1, shapes[3][0] * hidden)
+    columns, inner = (first + sum(more)) / row, last / row
     if not columns:
         return 0
     pairs = kept / columns / width
     biased = [name for name in _names(op) if name.endswith("bias")]
     gate = parse_gate(str(given(op, "act", "")))
     beside = gate.at_once(2 if columns > inner else 1, width)
-    both = 2 * hidden + 1  # tokens, gradients of results, routing weights
-    made = both + columns + inner + hidden
+    rows = hidden + 1  # gradients of results, routing weights
+    made = rows + columns + inner + hidden
     wide = 4 / width if width < 4 else 0  # sums of narrow rows are made of wide ones
     if kind == "cpu":
         summed = made + wide * hidden * (1 + tokens / max(1, pairs))
     else:
         summed = made + 2 * hidden * (not some)  # masked, and put into order
     before = (
-        both + 2 * inner + 2 * hidden * ("down_bias" in biased),
-        both + columns + (2 + beside) * inner,
-        made + hidden * len(more),
+        rows + 2 * inner + 2 * hidden * ("down_bias" in biased),
+        rows + columns + (2 + beside) * inner,
+        made + hidden * max(len(more), 2 * form.scaled_input),
     )
     after = (summed, made + wide * max(columns, hidden) * bool(biased))
     to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
