@@ -23,8 +23,9 @@ from meshwright.testing.machine_code import Code, machine_code
 
 HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Widths of keys and values that stand for all that have such room."""
-NARROW = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2))
-WIDE = ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 1))
+NARROW = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2),
+          (32, 32, 4, 2))  # fmt: skip
+WIDE = ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 1))
 """Rows, depth, warps, stages that are compared; for keys and values of more than 128 each."""
 LENGTH = 1024
 """Of the sequences that are counted."""

@@ -106,9 +106,18 @@ def _drawn(x: Tensor, of: _Numbered, *, scaled: bool) -> Tensor:
 
 def drawn_factors(x: Tensor, *numbered: Any) -> Tensor:
     """`factors` by the operator, or at once where nobody sees operators and the host has them."""
-    at_once = x.device.type == "cpu" and not (INTERPRETED or is_watched() or is_compiling())
-    made: Tensor = factors(x, *numbered) if at_once else FACTORS(x, *numbered)
+    made: Tensor = (factors if _at_once(x) else FACTORS)(x, *numbered)
     return made
+
+
+def drawn_mask(x: Tensor, *numbered: Any) -> Tensor:
+    """`kept_mask`, likewise."""
+    made: Tensor = (kept_mask if _at_once(x) else _MASK)(x, *numbered)
+    return made
+
+
+def _at_once(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not (INTERPRETED or is_watched() or is_compiling())
 
 
 def _by_torch(x: Tensor, *numbered: Any) -> Tensor:
@@ -245,7 +254,7 @@ def dropout(
         if x.dtype is held_dtype(x.dtype):
             return x * drawn_factors(x, *numbered)
         # A number of Python is multiplied by in float32: one rounding, as in kernels.
-        return x * _MASK(x, *numbered) * kept_scale(p)
+        return x * drawn_mask(x, *numbered) * kept_scale(p)
     apply: Callable[..., Tensor] = _Dropout.apply
     return apply(x, p, key, first, sizes, strides, held, per_sample)
 
