@@ -17,6 +17,7 @@ import meshwright as mw
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
@@ -117,6 +118,18 @@ def _plan(graph: Graph, mesh: dict[str, int], *, beside: bool = False) -> Plan:
     return replace(plan, stages=tuple(replace(stage, overlap=level) for stage in plan.stages))
 
 
+def _in_pairs(graph: Graph) -> Plan:
+    """Forwards and backwards run together, of stages that differ: dense layers first, the second
+    head last."""
+    problem = make_problem(graph, mw.Cluster.local(4), precision="fp64")
+    axes = model_mesh({"ep": 2})
+    problem.keep_layouts(axes, "", solve_layouts(graph, axes, usual(axes, QUICK), apart="ep"))
+    chosen = uniform_choice(
+        problem, pp=2, model=axes, num_microbatches=4, schedule="dual_pipe_v_pairs"
+    )
+    return build_plan(problem, chosen)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(("case", "meshes"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> None:
@@ -125,9 +138,11 @@ def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> 
         assert sum(op.target == EXPERTS_TARGET for op in graph.ops) == 2
         plans = [_plan(graph, mesh) for mesh in meshes]
         plans += [_plan(graph, {"ep": 4}, beside=True) for mesh in meshes if "ep" in mesh]
+        several = [_in_pairs(graph) for mesh in meshes if "ep" in mesh]
+        assert all(len(paired_stages(plan)) == 4 for plan in several)
         fused = mw.trace(case.model(), case.example(), kernels=FUSED)
         assert {f.kernel for f in fused.fusions if f.places} == {*FUSED}
-        pairs = [*((plan, graph) for plan in plans), (_plan(fused, meshes[0]), fused)]
+        pairs = [*((plan, graph) for plan in plans + several), (_plan(fused, meshes[0]), fused)]
         found = check_each_equal(case, pairs, steps=2)
         for plan in plans[len(meshes) :]:
             (program,) = lower(graph, plan, 0)
