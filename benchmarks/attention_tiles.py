@@ -5,7 +5,7 @@ does, and what it takes. Chosen is the least, of those that spill nothing and fi
 mask.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from benchmarks.tile_targets import COUNT, TARGETS, is_legal, turn_cycles
@@ -23,17 +23,22 @@ from meshwright.testing.machine_code import Code, machine_code
 
 HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Widths of keys and values that stand for all that have such room."""
-NARROW = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2),
-          (32, 32, 4, 2))  # fmt: skip
-WIDE = ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 1))
+NARROW = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2))
+WIDE = ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 1), (32, 16, 4, 1))
 """Rows, depth, warps, stages that are compared; for keys and values of more than 128 each."""
+SMALL = ((32, 32, 4, 2), (32, 16, 4, 1))
+"""Where none of these is legal."""
 LENGTH = 1024
 """Of the sequences that are counted."""
 
 
 def candidates(room: HeadRoom) -> Iterator[Tile]:
     """Yields what is compared for heads with such room."""
-    for rows, depth, warps, stages in NARROW if room.keys <= 128 else WIDE:
+    yield from _tiles(room, NARROW if room.keys <= 128 else WIDE)
+
+
+def _tiles(room: HeadRoom, sizes: Iterable[tuple[int, int, int, int]]) -> Iterator[Tile]:
+    for rows, depth, warps, stages in sizes:
         yield Tile(ITEM_BYTES, room.columns, rows, room.columns, depth, warps, stages, COUNT)
 
 
@@ -68,12 +73,17 @@ def cycles(device: str, kernel: str, heads: tuple[int, int], tile: Tile) -> floa
 def choose(device: str, kernel: str) -> Iterator[Tile]:
     """Yields the choice for each width of heads; none where no candidate fits."""
     for heads in HEADS:
-        legal = [
-            tile
-            for tile in candidates(head_room(*heads))
-            if is_legal_with(device, kernel, heads, NO_MASK, tile)
-        ]
-        for tile in sorted(legal, key=lambda one: cycles(device, kernel, heads, one)):
-            if all(is_legal_with(device, kernel, heads, mask, tile) for mask in (LOOKS, ADDED)):
-                yield tile
+        room = head_room(*heads)
+        for tiles in (candidates(room), _tiles(room, SMALL)):
+            if found := _least(device, kernel, heads, tiles):
+                yield found
                 break
+
+
+def _least(device: str, kernel: str, heads: tuple[int, int], tiles: Iterable[Tile]) -> Tile | None:
+    """Returns the one with the fewest cycles of those that are legal with every kind of mask."""
+    legal = [one for one in tiles if is_legal_with(device, kernel, heads, NO_MASK, one)]
+    for tile in sorted(legal, key=lambda one: cycles(device, kernel, heads, one)):
+        if all(is_legal_with(device, kernel, heads, mask, tile) for mask in (LOOKS, ADDED)):
+            return tile
+    return None

@@ -130,9 +130,7 @@ def _by_torch(
     with _as_they_are(query):
         left = wide(query).reshape(-1, heads * rows, width)
         right = wide(key).reshape(-1, keys, width)
-        later = left.new_zeros(rows, keys)
-        if is_causal:
-            later = later.fill_(-torch.inf).triu_(1)
+        later = _later(rows, keys, left) if is_causal else left.new_zeros(rows, keys)
         scale = 1 / sqrt(width) if scale is None else scale
         scores = torch.baddbmm(
             later if heads == 1 else later.repeat(heads, 1), left, right.mT, alpha=scale
@@ -142,6 +140,13 @@ def _by_torch(
             wide(value).reshape(-1, keys, value.shape[-1])
         )
     return made.view(*query.shape[:-1], value.shape[-1]).to(query.dtype)
+
+
+def _later(rows: int, keys: int, like: Tensor) -> Tensor:
+    """-inf where a key is later than the query, else 0."""
+    return torch.full(
+        (rows, keys), -torch.inf, dtype=like.dtype, device=like.device
+    ).triu_(1)  # fmt: skip
 
 
 def _by_scores(

@@ -68,7 +68,7 @@ CASES = {
     "odd": AttentionCase(1, 2, 2, 5, 7, 24, mask="numbers", first=3),
     "narrow_values": AttentionCase(2, 4, 2, 21, 37, 40, causal=True, value_width=24),
     "latent": AttentionCase(1, 2, 2, 5, 7, 192, mask="bool", value_width=128),
-    "wide_values": AttentionCase(1, 2, 2, 5, 18, 24, value_width=130),
+    "wide_values": AttentionCase(1, 2, 2, 5, 18, 24, value_width=100),
     "mask_wants_a_gradient": AttentionCase(1, 2, 2, 5, 7, 16, mask="wanted", kernel=False),
     "narrow": AttentionCase(1, 2, 2, 5, 7, 8, kernel=False),
 }  # fmt: skip
