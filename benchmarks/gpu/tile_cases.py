@@ -70,8 +70,8 @@ def _attending(device: str, tiny: bool, heads: tuple[int, int]) -> Iterator[Tile
     chosen = {kernel: tile for kernel, tile in found.items() if tile is not None}
     if len(chosen) < len(found):
         return
-    numbered = 0.1, 1, 0, (-1,), (1,)
-    given = query, key, value, None
+    numbered: Any = (0.1, 1, 0, (-1,), (1,))
+    given: Any = (query, key, value, None)
     out, total = forward(*given, True, 1.0, *numbered)
     for kernel in KERNELS:
         every = dict.fromkeys((chosen[kernel], *attention_tiles.candidates(room)))
