@@ -72,15 +72,17 @@ def _attending(device: str, tiny: bool, heads: tuple[int, int]) -> Iterator[Tile
         return
     numbered: Any = (0.1, 1, 0, (-1,), (1,))
     given: Any = (query, key, value, None)
-    out, total = forward(*given, True, 1.0, *numbered)
+    ahead: Any = forward
+    back: Any = backward
+    out, total = ahead(*given, True, 1.0, *numbered)
     for kernel in KERNELS:
         every = dict.fromkeys((chosen[kernel], *attention_tiles.candidates(room)))
         for tile in list(every)[: 2 if tiny else None]:
             tiles = {**chosen, kernel: tile}
             run = (
-                partial(forward, *given, True, 1.0, *numbered, tiles=tiles)
+                partial(ahead, *given, True, 1.0, *numbered, tiles=tiles)
                 if kernel == FORWARD
-                else partial(backward, out, *given, out, total, True, 1.0, *numbered, tiles=tiles)
+                else partial(back, out, *given, out, total, True, 1.0, *numbered, tiles=tiles)
             )
             yield TileCase(kernel, tile, run)
 
