@@ -66,21 +66,23 @@ def _attending(device: str, tiny: bool, heads: tuple[int, int]) -> Iterator[Tile
         for width in (heads[0], *heads)
     )
     room, kind = head_room(*heads), device_of(query)
-    chosen = {kernel: attention_tile(kind, kernel, room) for kernel in KERNELS}
-    if None in chosen.values():
+    found = {kernel: attention_tile(kind, kernel, room) for kernel in KERNELS}
+    chosen = {kernel: tile for kernel, tile in found.items() if tile is not None}
+    if len(chosen) < len(found):
         return
-    numbered = 0.1, 1, 0, (-1,), (1,)
-    given = query, key, value, None
-    out, total = forward(*given, True, 1.0, *numbered)
+    numbered: Any = (0.1, 1, 0, (-1,), (1,))
+    given: Any = (query, key, value, None)
+    ahead: Any = forward
+    back: Any = backward
+    out, total = ahead(*given, True, 1.0, *numbered)
     for kernel in KERNELS:
         every = dict.fromkeys((chosen[kernel], *attention_tiles.candidates(room)))
         for tile in list(every)[: 2 if tiny else None]:
-            assert tile is not None
             tiles = {**chosen, kernel: tile}
             run = (
-                partial(forward, *given, True, 1.0, *numbered, tiles=tiles)
+                partial(ahead, *given, True, 1.0, *numbered, tiles=tiles)
                 if kernel == FORWARD
-                else partial(backward, out, *given, out, total, True, 1.0, *numbered, tiles=tiles)
+                else partial(back, out, *given, out, total, True, 1.0, *numbered, tiles=tiles)
             )
             yield TileCase(kernel, tile, run)
 
