@@ -45,7 +45,7 @@ class TileCase:
         """As results call it."""
         size = f"{self.tile.rows}x{self.tile.columns}x{self.tile.depth}"
         wide = self.tile.most_columns or "more"
-        return f"tiles/{self.kernel} {size}, {self.tile.warps} warps, to {wide}"
+        return f"tiles of {self.kernel} {size}, {self.tile.warps} warps, to {wide}"
 
 
 def tile_cases(device: str, tiny: bool) -> Iterator[TileCase]:

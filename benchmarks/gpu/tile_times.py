@@ -33,7 +33,7 @@ def times(place: Place) -> Iterator[Fact]:
     timed: dict[TileCase, float] = {}
     classes = groupby(tile_cases(place.device, place.rehearsal), key=lambda one: one.kind)
     for (kernel, most), cases in classes:
-        title = f"tiles/{kernel} to {most or 'more'}"
+        title = f"tiles of {kernel} to {most or 'more'}"
         if place.left_s < place.of(int(SPARE_S), 0):
             yield f"{title}/why", "left out: no time was left"
             continue

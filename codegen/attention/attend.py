@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.attention import fused
-
-SCORES = 1 << 24
-"""Scores that are held at a time."""
+from meshwright.ir.random.chances import SCORES
 
 
 class PartialAttention(NamedTuple):

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen.attention.attend import (
-    SCORES,
     Visible,
     as_autocast,
     by_head,
@@ -29,12 +28,10 @@ from meshwright.codegen.attention.attend import (
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.seeds import numbers_here
 from meshwright.ir.launch import INTERPRETED, TAKEN
+from meshwright.ir.random.chances import KEPT, SCORES, by_operators
 from meshwright.ir.random.dropout import drawn_factors
 from meshwright.ir.random.dropped_attention import DroppedByKernel, why_not
 from meshwright.ir.torch_private import safe_softmax
-
-KEPT = 1 << 22
-"""Chances that are kept for the backward, at most."""
 
 
 def attention(
@@ -69,7 +66,7 @@ def attention(
     )
     operands = query, key, value
     if query.device.type == "cpu" and not INTERPRETED:
-        if drawn.is_small(query, key, attn_mask):
+        if by_operators(query.shape, key.shape, masked=attn_mask is not None):
             return _by_torch(operands, is_causal, scale, drawn)
         return _by_scores(operands, attn_mask, is_causal, scale, drawn)
     query, key, value = operands = as_autocast(query), as_autocast(key), as_autocast(value)
@@ -95,11 +92,6 @@ class _Numbers:
     rows: int
     """Of dim 0, that a sample has; 0 if it is no dim of samples."""
     per_sample: int
-
-    def is_small(self, query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-        """Whether chances are so few that torch may keep them all, and every query sees a key."""
-        count = query.numel() // query.shape[-1] * key.shape[-2]
-        return count <= KEPT and query.ndim == key.ndim == 4 and mask is None
 
     def factors(self, chances: Tensor, rows: slice | None) -> Tensor:
         """What chances of these rows of dim 0 are multiplied by."""

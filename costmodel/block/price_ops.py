@@ -34,6 +34,7 @@ from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
 from meshwright.ir.ops import facts
+from meshwright.ir.precision import product_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,21 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
-            beside += self._inside_backward(step, local, share)
+            beside += self._inside_backward(step, local, share) + self._own_bytes(step, local)[1]
             least = self._loss_bytes(step, local)
             self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
         self.rooms.append((beside, least))
         self._save(step, share)
+        if kept := self._own_bytes(step, local)[0]:
+            self.saved[step.op.name, "own", ()] = kept
+
+    def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int]:
+        """What our way of computing the op keeps of its own, and has at once beside that."""
+        count = facts(step.op.target).own_bytes
+        if count is None or not step.has_gradient or not self.site.run_as.memory.draws_again:
+            return 0, 0
+        shapes = [given.shape for given in local.inputs]
+        return count(step.op, shapes, product_bytes(local.dtype), self.site.device.kind)
 
     def _inside_backward(self, step: OpStep, local: LocalOp, share: float) -> int:
         """What the backward of experts makes beside gradients of its operands. Where tokens travel,
@@ -186,7 +197,7 @@ class Walk(Trace):
         if count is None or not step.has_gradient:
             return 0
         kept = round(self._inside_bytes(op) * share * (step.busiest or 1.0))
-        width, shapes = DTYPE_BYTES[local.dtype], [i.shape for i in local.inputs]
+        width, shapes = product_bytes(local.dtype), [i.shape for i in local.inputs]
         come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
         if come:
             shapes[0] = come // width // shapes[0][1], shapes[0][1]
@@ -305,8 +316,13 @@ class Walk(Trace):
         return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
 
     def _inside_bytes(self, op: Op) -> int:
-        draws_again = self.site.run_as.memory.draws_again
-        return kept_inside_bytes(op, self.facts.graph.tensors, self.site.device, draws_again)
+        draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
+        found = kept_inside_bytes(op, tensors, self.site.device, draws_again)
+        if not (found and draws_again and facts(op.target).redrawn):
+            return found
+        # Masks on CPUs are as wide as what they multiply, which autocast may have made narrower.
+        made = op.outputs[0]
+        return found * DTYPE_BYTES[self.facts.dtypes[made]] // DTYPE_BYTES[tensors[made].dtype]
 
     def _keeps_results(self, step: OpStep) -> bool:
         """Whether the backward of an op needs what it makes, not only what it reads."""

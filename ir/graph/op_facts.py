@@ -30,6 +30,8 @@ CountKept = Callable[[Sequence[Shape]], int | None]
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
+CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int]]
+"""From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
@@ -101,6 +103,9 @@ class OpFacts:
     backward_inside: CountBackward | None = None
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
     gradient that it is given and those that it makes; without it, those of `inside`."""
+    own_bytes: CountOwn | None = None
+    """Bytes that our way of computing it keeps for the backward beside what torch's keeps, and the
+    most that it has at once beside these."""
     messages: FindMessages | None = None
     """What ranks that have parts of its operands send each other inside of it."""
     copies: FindCopies | None = None

@@ -23,6 +23,7 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
+from meshwright.ir.random.chances import room_bytes
 
 
 def _rule(op: Op, graph: Graph) -> Rule:
@@ -147,6 +148,12 @@ def _kernel_keeps(shapes: Sequence[Shape]) -> int | None:
     return 4 * prod(query[:-1]) + sum(2 * prod(shape) for shape in mask)
 
 
+def _own_bytes(op: Op, shapes: Sequence[Shape], width: int, kind: str) -> tuple[int, int]:
+    """Of whole scores, where it drops and no kernel of ours does."""
+    by_kernel = kind != "cpu" and width <= 2
+    return (0, 0) if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width)
+
+
 def _messages(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
@@ -179,6 +186,7 @@ FACTS = {
             messages=_messages,
             busiest=_busiest,
             kernel_keeps=_kernel_keeps,
+            own_bytes=_own_bytes,
         ),
     ),
     **named(

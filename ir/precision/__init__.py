@@ -35,6 +35,11 @@ _ONLY_PRODUCTS = {"tf32": 4}
 """Bytes of what no tensor is in."""
 
 
+def product_bytes(dtype: str) -> int:
+    """Return the bytes of a value that products of a dtype multiply."""
+    return (DTYPE_BYTES | _ONLY_PRODUCTS)[dtype]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """What parameters, products and gradients are held, computed and sent in; names of dtypes."""
@@ -75,7 +80,7 @@ class Precision:
     @property
     def product_bytes(self) -> int:
         """Of an operand of a product."""
-        return (DTYPE_BYTES | _ONLY_PRODUCTS)[self.products]
+        return product_bytes(self.products)
 
     @property
     def summed(self) -> float:

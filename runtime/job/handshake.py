@@ -14,10 +14,11 @@ from torch import nn
 import meshwright
 from meshwright.ir.comm.by_store import from_first, judged
 from meshwright.ir.errors import MismatchError
-from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.finding import few
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 from meshwright.ir.text.plain_text import shown
 from meshwright.runtime.job.same_weights import ADVICE, weights_digest
 
@@ -81,6 +82,14 @@ def check_model(plan: Plan, graph: Graph) -> None:
             f"the plan is for model {plan.model.name!r} ({plan.model.fingerprint[:12]}), this "
             f"model is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
         )
+    wanted = precision(plan.precision).all_in
+    for tensor in graph.tensors.values():
+        is_float = tensor.kind is Kind.PARAMETER and tensor.dtype.removeprefix("b").startswith("f")
+        if wanted and is_float and DTYPE_BYTES[tensor.dtype] < DTYPE_BYTES[wanted]:
+            raise MismatchError(
+                f"the plan's precision is {plan.precision}, all in {wanted}, and {tensor.fqn} is "
+                f"in {tensor.dtype}: make the model so (model.to(torch.{wanted})) before the search"
+            )
 
 
 @contextmanager

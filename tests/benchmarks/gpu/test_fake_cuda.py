@@ -69,7 +69,7 @@ def test_waits_that_torch_warns_of_are_counted_with_their_line(place):
 def test_kernels_are_timed_by_triton_on_a_cold_cache(place, monkeypatch):
     testing = pytest.importorskip("triton.testing")
     monkeypatch.setattr(testing, "do_bench", lambda call, **settings: 2.0)
-    assert kernels._seconds(lambda: None, place) == 2e-3
+    assert kernels.seconds_of(lambda: None, place) == 2e-3
 
 
 @pytest.mark.parametrize(("forks", "gpus"), [(True, 2), (False, 2), (True, 0)])

@@ -1,0 +1,35 @@
+"""Memory of attention with dropout where its scores are whole: on CPUs, and where no kernel takes
+the operands."""
+
+from collections.abc import Sequence
+from math import prod
+
+KEPT = 1 << 22
+"""Chances that are kept for the backward, at most."""
+SCORES = 1 << 24
+"""Scores that are held at a time."""
+FEW = 1 << 16
+"""So many, at most, may torch's own operators keep, whose backward takes less of the host."""
+
+
+def by_operators(query: Sequence[int], key: Sequence[int], *, masked: bool) -> bool:
+    """Whether torch's operators have it: chances are few, and every query sees a key."""
+    few = prod(query[:-1]) * key[-2] <= FEW
+    return few and len(query) == len(key) == 4 and not masked
+
+
+def room_bytes(shapes: Sequence[Sequence[int]], width: int) -> tuple[int, int]:
+    """Return what is kept for the backward, and the most that is there beside that and beside
+    operands, results and their gradients. `shapes`: of queries [..., h, l, e], keys, values and
+    maybe a mask; `width`: bytes of a value of these. Chances are computed in float32 at
+    least."""
+    query, key, value, *mask = shapes
+    count, each = prod(query[:-1]) * key[-2], max(width, 4)
+    results = prod(query[:-1]) * value[-1]
+    copies = (sum(map(prod, shapes[:3])) + results) * each if width < each else 0
+    if by_operators(query, key, masked=bool(mask)):
+        return 3 * count * each + copies, 2 * count * each
+    if count <= KEPT:
+        return 2 * count * each, count * each + copies
+    one = count // query[0] if len(query) > 3 else count
+    return 0, 4 * min(count, max(SCORES, one)) * each + copies
