@@ -173,12 +173,19 @@ class _Chances(NamedTuple):
 def _chances(query: Tensor, key: Tensor, seen: Visible, drawn: _Numbers) -> Iterator[_Chances]:
     scores = query[:1].numel() // query.shape[-1] * key.shape[-2]
     for rows in drawn.chunks(query.shape[0], scores):
-        own = replace(seen, mask=_of_mask(seen.mask, rows, query))
-        every = slice(0, query.shape[-2])
-        found = own.scores(wide(_of_rows(query, rows)), wide(_of_rows(key, rows)), every)
-        # Queries that see nothing find zeros, as in torch's own attention.
-        made = found.softmax(-1) if own.mask is None else safe_softmax(found)
-        yield _Chances(rows, made, made * drawn.factors(made, rows))
+        yield _chances_of(rows, query, key, seen, drawn)  # no name here holds them longer
+
+
+def _chances_of(
+    rows: slice | None, query: Tensor, key: Tensor, seen: Visible, drawn: _Numbers
+) -> _Chances:
+    own = replace(seen, mask=_of_mask(seen.mask, rows, query))
+    every = slice(0, query.shape[-2])
+    found = own.scores(wide(_of_rows(query, rows)), wide(_of_rows(key, rows)), every)
+    # Queries that see nothing find zeros, as in torch's own attention.
+    made = found.softmax(-1) if own.mask is None else safe_softmax(found)
+    del found
+    return _Chances(rows, made, made * drawn.factors(made, rows))
 
 
 def _of_rows(x: Tensor, rows: slice | None) -> Tensor:
@@ -206,6 +213,7 @@ class _DroppedAttention(torch.autograd.Function):
                 made.append(by_head(part.dropped, wide(_of_rows(value, part.rows))))
                 if part.rows is None and part.all.numel() <= KEPT:
                     kept = [part.all, part.dropped]
+                del part  # before the next is made
         ctx.rest = seen.scale, seen.first, drawn
         ctx.save_for_backward(query, key, value, mask, *kept)
         return _together(made).to(query.dtype)
@@ -232,6 +240,7 @@ class _DroppedAttention(torch.autograd.Function):
                 found[0].append(by_head(to_scores, k))
                 found[1].append(over_rows(to_scores, q))
                 found[2].append(over_rows(part.dropped, grad))
+                del part, to_scores  # before the next is made
         to_query, to_key, to_value = (_together(parts).to(query.dtype) for parts in found)
         return to_query, to_key, to_value, to_mask, None, None
 

@@ -167,25 +167,26 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside = least = 0
+        beside, least, own = 0, 0, None
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
-            beside += self._inside_backward(step, local, share) + self._own_bytes(step, local)[1]
+            beside += self._inside_backward(step, local, share)
+            own = self._own_bytes(step, local)
+            beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
             self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
         self.rooms.append((beside, least))
-        self._save(step, share)
-        if kept := self._own_bytes(step, local)[0]:
-            self.saved[step.op.name, "own", ()] = kept
+        self._save(step, share, own and own[0])
 
-    def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int]:
-        """What our way of computing the op keeps of its own, and has at once beside that."""
+    def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
+        """What our way of computing the op keeps in place of its results, and has at once beside
+        that; None where it is torch's."""
         count = facts(step.op.target).own_bytes
         if count is None or not step.has_gradient or not self.site.run_as.memory.draws_again:
-            return 0, 0
+            return None
         shapes = [given.shape for given in local.inputs]
         return count(step.op, shapes, product_bytes(local.dtype), self.site.device.kind)
 
@@ -333,16 +334,21 @@ class Walk(Trace):
         made = any(roots[kept.name] not in read for kept in step.kept)
         return made or self._inside_bytes(step.op) > 0
 
-    def _save(self, step: OpStep, share: float) -> None:
-        """Note what autograd keeps of this op, each storage once."""
+    def _save(self, step: OpStep, share: float, own: int | None) -> None:
+        """Note what autograd keeps of this op, each storage once; `own`: bytes of its own in place
+        of its results."""
         op = step.op
         for kept in step.kept:
+            if own is not None and kept.name in op.outputs:
+                continue
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
-        if (inside := self._inside_bytes(op)) and step.has_gradient:
+        if own is not None:
+            self.saved[op.name, "own", ()] = own
+        elif (inside := self._inside_bytes(op)) and step.has_gradient:
             most = 1.0 if step.is_causal else step.busiest or 1.0
             self.saved[op.name, "extra", ()] = round(inside * share * most)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:

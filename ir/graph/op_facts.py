@@ -30,7 +30,7 @@ CountKept = Callable[[Sequence[Shape]], int | None]
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
-CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int]]
+CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
@@ -104,8 +104,8 @@ class OpFacts:
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
     gradient that it is given and those that it makes; without it, those of `inside`."""
     own_bytes: CountOwn | None = None
-    """Bytes that our way of computing it keeps for the backward beside what torch's keeps, and the
-    most that it has at once beside these."""
+    """Bytes that our way of computing it keeps for the backward in place of its results, and the
+    most that it has at once beside these; None for a call that is computed as torch does."""
     messages: FindMessages | None = None
     """What ranks that have parts of its operands send each other inside of it."""
     copies: FindCopies | None = None

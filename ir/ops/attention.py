@@ -148,10 +148,12 @@ def _kernel_keeps(shapes: Sequence[Shape]) -> int | None:
     return 4 * prod(query[:-1]) + sum(2 * prod(shape) for shape in mask)
 
 
-def _own_bytes(op: Op, shapes: Sequence[Shape], width: int, kind: str) -> tuple[int, int]:
+def _own_bytes(
+    op: Op, shapes: Sequence[Shape], width: int, kind: str
+) -> tuple[int, int] | None:  # fmt: skip
     """Of whole scores, where it drops and no kernel of ours does."""
     by_kernel = kind != "cpu" and width <= 2
-    return (0, 0) if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width)
+    return None if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width)
 
 
 def _messages(

@@ -25,11 +25,13 @@ def room_bytes(shapes: Sequence[Sequence[int]], width: int) -> tuple[int, int]:
     least."""
     query, key, value, *mask = shapes
     count, each = prod(query[:-1]) * key[-2], max(width, 4)
-    results = prod(query[:-1]) * value[-1]
-    copies = (sum(map(prod, shapes[:3])) + results) * each if width < each else 0
+    operands = sum(map(prod, shapes[:3]))
     if by_operators(query, key, masked=bool(mask)):
-        return 3 * count * each + copies, 2 * count * each
+        return 3 * count * each + operands * (each - width), count * each
+    beside = operands  # gradients, and what is multiplied
+    if width < each:
+        beside += operands + prod(query[:-1]) * value[-1]
     if count <= KEPT:
-        return 2 * count * each, count * each + copies
+        return 2 * count * each, (count + beside) * each
     one = count // query[0] if len(query) > 3 else count
-    return 0, 4 * min(count, max(SCORES, one)) * each + copies
+    return 0, (3 * min(count, max(SCORES, one)) + beside) * each

@@ -1,0 +1,61 @@
+"""Memory of attention with dropout on a CPU: predicted beside tracked bytes of tensors."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from meshwright.codegen.attention import dropped
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.random import chances
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.peaks import peak_of
+
+
+class _Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.back = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.wide, self.narrow = nn.Linear(32, 256), nn.Linear(256, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.ahead(x).split(32, dim=2)
+        heads = [part.view(*x.shape[:2], 2, 16).transpose(1, 2) for part in parts]
+        made = scaled_dot_product_attention(*heads, dropout_p=0.25, is_causal=True)
+        x = x + self.back(made.transpose(1, 2).reshape(x.shape))
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Attends() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("tokens", "kept"), [(32, chances.KEPT), (160, chances.KEPT), (160, 0)],
+    ids=["few, by torch", "kept", "made again"],
+)  # fmt: skip
+def test_chances_are_in_the_memory_of_a_plan(monkeypatch, tokens, kept, precision) -> None:
+    monkeypatch.setattr(chances, "KEPT", kept)
+    monkeypatch.setattr(dropped, "KEPT", kept)
+    torch.manual_seed(0)
+    model, data = _Layers(), (torch.randn(4, tokens, 32),)
+    traced = trace(model, data, precision=precision)
+    made = make_problem(traced, Cluster.local(1), precision=precision, optimizer="sgd")
+    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
+    job = compile_job(
+        model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data
+    )  # fmt: skip
+    counted = peak_of(job, data)
+    assert plan.predicted is not None
+    assert plan.predicted.stages[0].memory.tensor_bytes == pytest.approx(counted, rel=0.03)
