@@ -83,13 +83,15 @@ def check_model(plan: Plan, graph: Graph) -> None:
             f"model is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
         )
     wanted = precision(plan.precision).all_in
-    for tensor in graph.tensors.values():
-        is_float = tensor.kind is Kind.PARAMETER and tensor.dtype.removeprefix("b").startswith("f")
-        if wanted and is_float and DTYPE_BYTES[tensor.dtype] < DTYPE_BYTES[wanted]:
-            raise MismatchError(
-                f"the plan's precision is {plan.precision}, all in {wanted}, and {tensor.fqn} is "
-                f"in {tensor.dtype}: make the model so (model.to(torch.{wanted})) before the search"
-            )
+    found = {t.dtype for t in graph.tensors.values() if t.kind is Kind.PARAMETER}
+    own = {dtype for dtype in found if getattr(torch, dtype).is_floating_point}
+    widest = max(own, key=lambda dtype: DTYPE_BYTES[dtype], default=wanted)
+    if wanted and DTYPE_BYTES[widest] < DTYPE_BYTES[wanted]:
+        raise MismatchError(
+            f"the plan's precision is {plan.precision}, and all parameters of the model are in "
+            f"{', '.join(sorted(own))}: make it {wanted} (model.to(torch.{wanted})) before the "
+            "search, or search with another precision"
+        )
 
 
 @contextmanager

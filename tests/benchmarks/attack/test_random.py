@@ -132,7 +132,7 @@ class Dropping(nn.Module):
 
 def evaluated() -> tuple[float, float, float]:
     torch.manual_seed(0)
-    model, x = Dropping(), {"x": torch.randn(8, 3, 6)}
+    model, x = Dropping().double(), {"x": torch.randn(8, 3, 6).double()}
     graph = trace(model, x)
     job = compile_job(model, plan_of(graph, {}), graph=graph, optimizer="sgd", lr=0.0)
     trained, found = float(job.step(x)), float(job.eval(x))
@@ -167,7 +167,7 @@ class Drawn(nn.Module):
 
 def self_checked() -> str:
     torch.manual_seed(0)
-    model, x = Drawn(), {"x": torch.randn(8, 3, 6)}
+    model, x = Drawn().double(), {"x": torch.randn(8, 3, 6).double()}
     graph = trace(model, x)
     job = compile_job(model, plan_of(graph, {}), graph=graph, optimizer="sgd", lr=0.1, check=True)
     job.close()
