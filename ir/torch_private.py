@@ -333,7 +333,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in self._opened:
+        given = tree_leaves((args, kwargs))
+        # What stands for an operator may read values, which those of a dry run do not have.
+        if func in self._opened and not any(isinstance(x, FakeTensor) for x in given):
             with self:
                 result = self._opened[func](*args, **(kwargs or {}))
         else:
