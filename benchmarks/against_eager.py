@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.precision import copies_of
-from meshwright.ir.torch_private import watching
+from meshwright.ir.torch_modes import watching
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.kernels import AUTO, kernels_for

@@ -4,12 +4,9 @@ Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from traceback import FrameSummary, StackSummary
-from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -23,12 +20,11 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
-from torch.fx import Node, _lazy_graph_module, proxy
+from torch.fx import Node
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
-    _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -54,51 +50,6 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatte
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def no_python_of_graphs() -> AbstractContextManager[Any]:
-    """Inside, graphs of torch become Python when somebody calls them, not whenever they change: an
-    export of a model with many layers changes its graph some thirty times, and calls none."""
-    lazily: Any = getattr(_lazy_graph_module, "_use_lazy_graph_module", None)
-    found: AbstractContextManager[Any] = lazily(True) if lazily else nullcontext()
-    return found
-
-
-class _ShortTrace:
-    """Stands for torch's `CapturedTraceback`, which looks up the text of every frame of an operator
-    call, a hundred or so; torch then keeps those of a `forward`. This has the innermost of these
-    that is none of torch's own."""
-
-    def __init__(self, frames: list[FrameSummary]) -> None:
-        self._frames = frames
-
-    @classmethod
-    def extract(cls, **_: Any) -> "_ShortTrace":
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if code.co_name == "forward" and "/torch/" not in code.co_filename:
-                return cls([FrameSummary(code.co_filename, frame.f_lineno, code.co_name)])
-            frame = frame.f_back
-        return cls([])
-
-    def summary(self) -> StackSummary:
-        return StackSummary.from_list(self._frames)
-
-
-@contextmanager
-def short_traces() -> Iterator[None]:
-    """Inside, nodes of graphs that are traced say where the user's code made them and no more."""
-    module: Any = proxy
-    usual = getattr(module, "CapturedTraceback", None)
-    if usual is None:
-        yield
-        return
-    module.CapturedTraceback = _ShortTrace
-    try:
-        yield
-    finally:
-        module.CapturedTraceback = usual
 
 
 def is_fake(x: object) -> bool:
@@ -321,57 +272,6 @@ def member_group(ranks: Sequence[int], backend: str, name: str) -> dist.ProcessG
     return group
 
 
-Opened = Mapping[Any, Callable[..., Any]]
-"""Operator -> the function of operators that it stands for."""
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, seen: Callable[[list[Tensor]], None], opened: Opened) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._seen, self._opened = seen, opened
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given = tree_leaves((args, kwargs))
-        # What stands for an operator may read values, which those of a dry run do not have.
-        if func in self._opened and not any(isinstance(x, FakeTensor) for x in given):
-            with self:
-                result = self._opened[func](*args, **(kwargs or {}))
-        else:
-            result = func(*args, **(kwargs or {}))
-        self._seen([x for x in tree_leaves(result) if isinstance(x, Tensor)])
-        return result
-
-
-def watching(
-    seen: Callable[[list[Tensor]], None], opened: Opened = MappingProxyType({})
-) -> AbstractContextManager[Any]:
-    """Inside, `seen` gets what every operator returns, in forward and backward, and what those that
-    are `opened` make inside of themselves."""
-    return _Watch(seen, opened)
-
-
-class _PrivateUse(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._called = called
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self._called(func, args, kwargs or {}, result)
-        return result
-
-
-def recording(
-    called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
-) -> AbstractContextManager[Any]:
-    """Inside, `called` gets every operator with its arguments and results, below autograd."""
-    return _PrivateUse(called)
-
-
 def is_random(target: Any) -> bool:
     """Whether the operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in target.tags
@@ -391,12 +291,6 @@ def holders_of(tensor: Tensor) -> int:
     memory = tensor.untyped_storage()
     counted: Any = torch._C
     return int(counted._storage_Use_Count(memory._cdata)) - 1
-
-
-def is_watched() -> bool:
-    """Whether operators are seen one by one, by `watching` or as fake tensors: torch.compile does
-    nothing then."""
-    return _get_current_dispatch_mode() is not None
 
 
 def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) -> list[Any]:

@@ -20,7 +20,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.ir.profile.profile import BlockRecord
-from meshwright.ir.torch_private import watching
+from meshwright.ir.torch_modes import watching
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.notes import notes_of

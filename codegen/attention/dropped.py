@@ -66,7 +66,7 @@ def attention(
     )
     operands = query, key, value
     if query.device.type == "cpu" and not INTERPRETED:
-        if by_operators(query.shape, key.shape, masked=attn_mask is not None):
+        if by_operators(query.shape, key.shape, masked=attn_mask is not None, kind="cpu"):
             return _by_torch(operands, is_causal, scale, drawn)
         return _by_scores(operands, attn_mask, is_causal, scale, drawn)
     query, key, value = operands = as_autocast(query), as_autocast(key), as_autocast(value)

@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 from meshwright.codegen.lower.program import BlockCode
 from meshwright.codegen.passes.halves import Halves
 from meshwright.codegen.passes.segments import Phase, Phases
-from meshwright.ir.torch_private import OpOverload, is_watched
+from meshwright.ir.torch_modes import is_watched
+from meshwright.ir.torch_private import OpOverload
 
 BACKEND = "inductor"
 _LEAST_OPS = 2

@@ -346,9 +346,10 @@ class Walk(Trace):
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
+        inside = self._inside_bytes(op)
         if own is not None:
-            self.saved[op.name, "own", ()] = own
-        elif (inside := self._inside_bytes(op)) and step.has_gradient:
+            self.saved[op.name, "extra", ()] = own
+        elif inside and step.has_gradient:
             most = 1.0 if step.is_causal else step.busiest or 1.0
             self.saved[op.name, "extra", ()] = round(inside * share * most)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:

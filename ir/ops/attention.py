@@ -23,7 +23,7 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
-from meshwright.ir.random.chances import room_bytes
+from meshwright.ir.random.chances import LEAST_WIDTH, MOST_WIDTH, room_bytes
 
 
 def _rule(op: Op, graph: Graph) -> Rule:
@@ -152,8 +152,10 @@ def _own_bytes(
     op: Op, shapes: Sequence[Shape], width: int, kind: str
 ) -> tuple[int, int] | None:  # fmt: skip
     """Of whole scores, where it drops and no kernel of ours does."""
-    by_kernel = kind != "cpu" and width <= 2
-    return None if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width)
+    query, _, value = shapes[:3]
+    fits = len(query) == 4 and all([LEAST_WIDTH <= x[-1] <= MOST_WIDTH for x in (query, value)])
+    by_kernel = kind != "cpu" and width <= 2 and fits
+    return None if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width, kind)
 
 
 def _messages(

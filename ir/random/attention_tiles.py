@@ -18,13 +18,12 @@ from meshwright.ir.random.attention_kernels import (
     key_kernel,
     query_kernel,
 )
+from meshwright.ir.random.chances import LEAST_WIDTH
 from meshwright.ir.random.strided import NUMBERS
 from meshwright.ir.tiles import Tile, tile
 
 WIDTHS = (64, 80, 96, 128, 192, 256)
 """Of heads, whose machine code is read."""
-LEAST, MOST = 16, 256
-"""Widths of heads that there is a kernel for."""
 NARROWER = {192: 128}
 """Widths of values where it is not that of keys (DeepSeek's latent attention)."""
 ITEM_BYTES = 2
@@ -57,7 +56,7 @@ class HeadRoom:
 
 def head_room(width: int, value_width: int) -> HeadRoom:
     """Returns that of keys and values of a head."""
-    return HeadRoom(max(block(width), LEAST), max(block(value_width), LEAST))
+    return HeadRoom(max(block(width), LEAST_WIDTH), max(block(value_width), LEAST_WIDTH))
 
 
 def attention_tile(device: str, kernel: str, room: HeadRoom) -> Tile | None:

@@ -40,7 +40,7 @@ from meshwright.ir.random.philox import (
     told,
 )
 from meshwright.ir.random.strided import NUMBERS, filled, place_of, row_places, span
-from meshwright.ir.torch_private import is_watched
+from meshwright.ir.torch_modes import is_watched
 
 ELEMENTS = 2048
 """That one program takes."""

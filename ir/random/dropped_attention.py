@@ -18,13 +18,12 @@ from meshwright.ir.random.attention_tiles import (
     FORWARD,
     KERNELS,
     KEYS,
-    LEAST,
-    MOST,
     QUERIES,
     at_once,
     attention_tile,
     head_room,
 )
+from meshwright.ir.random.chances import LEAST_WIDTH, MOST_WIDTH
 from meshwright.ir.random.dropout import NUMBERED
 from meshwright.ir.random.philox import least_kept
 from meshwright.ir.random.strided import RowPlaces, filled, row_places
@@ -77,8 +76,8 @@ def why_not(
     if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
         return "samples share keys, or heads of keys do not divide those of queries"
     for width in widths:
-        if not LEAST <= width <= MOST:
-            return f"heads are {width} wide, kernels are for {LEAST} to {MOST}"
+        if not LEAST_WIDTH <= width <= MOST_WIDTH:
+            return f"heads are {width} wide, kernels are for {LEAST_WIDTH} to {MOST_WIDTH}"
     if query.element_size() > 2 and not INTERPRETED:
         return "kernels are for float16 and bfloat16"  # tiles of wider values spill
     if mask is not None and (mask.requires_grad or mask.ndim > 4):

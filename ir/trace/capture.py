@@ -23,7 +23,7 @@ from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.graph.images import channels_last, is_channels_last
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.text.plain_text import shown
-from meshwright.ir.torch_private import no_python_of_graphs, short_traces
+from meshwright.ir.torch_modes import no_python_of_graphs, short_traces
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.declared import use_declared

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.text.digest import digest
+from meshwright.ir.torch_modes import recording
 from meshwright.ir.torch_private import (
     is_random,
     leaves,
     makes_view,
     real_mode,
-    recording,
     schema_arguments,
     storage_key,
     written_arguments,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.profile.route_counts import LayerCounts, RouteCounts, counts_of
-from meshwright.ir.torch_private import recording
+from meshwright.ir.torch_modes import recording
 from meshwright.ir.trace.capture import has_hf_code
 from meshwright.ir.trace.declared import use_declared
 

@@ -280,10 +280,16 @@ class StageTables:
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond
         packs = any([own.exchange.packs for own in groups])
-        if num_microbatches == 1 and not (packs and device.kind == "cpu"):
-            # Gradients come as activations go; a heap does not use the holes for flat ones.
-            return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
-        return static + begun, flight, workspace
+        if num_microbatches > 1:
+            return static + begun, flight, workspace
+        most = np.maximum(begun, flight)  # gradients come as activations go
+        if packs and device.kind == "cpu":
+            # A heap does not use the holes for flat ones: those of a block that goes are there
+            # beside its activations, and when all have come and go, the heap still has the place.
+            flats = packed + flat * beyond
+            late = flight / beyond + flats - beside - workspace
+            most = begun + flight if reduces else np.maximum(most, begun + late)
+        return static + most, np.zeros_like(flight), workspace
 
     def _state_bytes(self, case: Case, mesh: Mesh, state: RunState) -> Matrix:
         """Parameters, with those of blocks that are gathered, and optimizer state."""

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.torch_modes import recording
 from meshwright.ir.torch_private import (
     holders_of,
     is_random,
     leaves,
     map_tensors,
     reads_values,
-    recording,
     schema_arguments,
     storage_key,
     written_arguments,

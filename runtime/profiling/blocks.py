@@ -11,7 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import BlockRecord, Timing
-from meshwright.ir.torch_private import on_gradient, storage_key, watching
+from meshwright.ir.torch_modes import watching
+from meshwright.ir.torch_private import on_gradient, storage_key
 from meshwright.runtime.profiling.bench import BenchBlock, bench, layers_for
 from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
 from meshwright.runtime.profiling.tasks import BlockTask

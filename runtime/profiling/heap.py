@@ -18,7 +18,8 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.profile import MemoryRecord
-from meshwright.ir.torch_private import on_gradient, watching
+from meshwright.ir.torch_modes import watching
+from meshwright.ir.torch_private import on_gradient
 from meshwright.runtime.profiling.bench import Bench, BenchBlock
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.record.resident import peak_bytes, reset_peak

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from meshwright.forms.host_link import is_on_host, watching_rooms
 from meshwright.ir.graph.experts import MADE_OF
 from meshwright.ir.profile.measured import TensorMemory
-from meshwright.ir.torch_private import on_gradient, watching
+from meshwright.ir.torch_modes import watching
+from meshwright.ir.torch_private import on_gradient
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.record.tensors import TensorTracker, optimizer_tensors, tensors_of
 

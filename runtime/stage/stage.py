@@ -19,7 +19,8 @@ from meshwright.codegen.sharded.places import reads_place
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.ir.errors import PlanError
-from meshwright.ir.torch_private import is_watched, run_backward
+from meshwright.ir.torch_modes import is_watched
+from meshwright.ir.torch_private import run_backward
 from meshwright.runtime.capture.calls import CapturedCalls, CaptureSlot
 from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of

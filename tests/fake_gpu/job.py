@@ -20,7 +20,8 @@ from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_fake import fake_world
-from meshwright.ir.torch_private import fake_mode, recording
+from meshwright.ir.torch_modes import recording
+from meshwright.ir.torch_private import fake_mode
 from meshwright.runtime.job import job as job_file
 from meshwright.runtime.job.build import build_rank
 from meshwright.runtime.job.job import Job

@@ -20,7 +20,7 @@ from meshwright.ir.graph.experts import (
 )
 from meshwright.ir.graph.graph import Op, Ref
 from meshwright.ir.ops import facts
-from meshwright.ir.torch_private import watching
+from meshwright.ir.torch_modes import watching
 from meshwright.runtime.record.tensors import TensorTracker
 
 TOKENS, PICKED, EXPERT_COUNT, WIDTH, INNER = 7, 2, 3, 4, 8

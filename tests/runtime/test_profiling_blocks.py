@@ -10,7 +10,8 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import BlockRecord
-from meshwright.ir.torch_private import storage_key, watching
+from meshwright.ir.torch_modes import watching
+from meshwright.ir.torch_private import storage_key
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.profiling.work import block_tasks
 from meshwright.runtime.profiling.bench import bench

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from meshwright.ir.torch_private import is_watched
+from meshwright.ir.torch_modes import is_watched
 
 _threads: dict[int, ThreadPoolExecutor] = {}
 """By process: a thread is not there in a forked one."""

@@ -1,5 +1,6 @@
 """Ranks that do not agree refuse to start, and say who differs."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 import meshwright as mw
 from meshwright.ir.errors import MismatchError
+from meshwright.ir.graph.graph import Kind, Tensor
 from meshwright.ir.plan import plan_io
 from meshwright.runtime.job.handshake import (
     Identity,
@@ -113,3 +115,25 @@ def test_another_world_size_is_refused():
 def test_another_model_is_refused():
     with pytest.raises(MismatchError, match="is another or has changed"):
         check_model(PLAN, replace(graph_of(Chain(4)), fingerprint="different"))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "precision", "said"),
+    [
+        (("float32",), "fp64", r"fp64, and all .* in float32: make it float64 \(model.to"),
+        (("bfloat16",), "fp32", "in bfloat16: make it float32"),
+        (("bfloat16", "float64"), "fp64", ""), (("float64",), "fp32", ""), (("int64",), "fp64", ""),
+        (("float32",), "bf16-autocast", ""), ((), "fp64", ""),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_all_narrower_is_refused(dtypes, precision, said):
+    graph = replace(graph_of(Chain(4)), fingerprint="")
+    own = {
+        name: Tensor(name=name, shape=(2,), dtype=name, kind=Kind.PARAMETER, fqn=name)
+        for name in dtypes
+    }
+    graph, plan = replace(graph, tensors=own), replace(PLAN, precision=precision)
+    plan = replace(plan, model=replace(plan.model, fingerprint=""))
+    told = pytest.raises(MismatchError, match=said) if said else nullcontext()
+    with told:
+        check_model(plan, graph)

@@ -14,7 +14,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import Work
 from meshwright.ir.profile import measured
 from meshwright.ir.profile.measured import TensorMemory
-from meshwright.ir.torch_private import watching
+from meshwright.ir.torch_modes import watching
 from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.testing.handmade import BATCH, WIDTH, Chain, batches, make_job, plan_of, reference

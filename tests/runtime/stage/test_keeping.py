@@ -19,7 +19,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.keeping import Keeping, makers
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.ir.plan.verify import check
-from meshwright.ir.torch_private import watching
+from meshwright.ir.torch_modes import watching
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
