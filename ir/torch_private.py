@@ -43,6 +43,10 @@ PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 GROUPED_MM: Any = getattr(torch, "_grouped_mm", None)
 """(rows [n, k], matrices [g, k, m], offs=ends of runs) -> [n, m]; or, of two matrices, products
 over runs of what is summed. None where torch has none."""
+SCALED_GROUPED_MM: Any = getattr(torch, "_scaled_grouped_mm", None)
+"""The same of 8-bit floats: (left, right, factors of left, factors of right, offs=ends of runs,
+out_dtype=bfloat16), the first by rows in memory, the second by columns. None where torch has none.
+"""
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 

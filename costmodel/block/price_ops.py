@@ -146,7 +146,7 @@ class Walk(Trace):
         for value, dim, size in step.parts:
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
-        multiplied = as_multiplied_by(local, self.site.run_as, self.facts.precision)
+        multiplied = as_multiplied_by(local, step.op, self.site.run_as, self.facts.precision)
         time = op_time(multiplied, self.site.device, self.timer)
         if step.op.routing and step.op.routing.source and step.busiest:
             time = on_busiest(time, step.busiest, step.op.routing)

@@ -4,6 +4,7 @@ put into order, gated, scaled and summed again, by kernels that only move memory
 On CPUs they are a seventh of such a layer, and functions of gates take longer than moving values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,7 +14,9 @@ from meshwright.costmodel.ops.kernel_work import forward_products
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS_TARGET
-from meshwright.ir.graph.graph import DTYPE_BYTES
+from meshwright.ir.graph.gemm import Gemm
+from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.ops.experts import scaling_on_rank
 from meshwright.ir.precision import Precision
 from meshwright.ir.styles import Style
 
@@ -60,12 +63,31 @@ are concatenated and cast; the gate, with its limits, is made of operators. Coun
 with bytes of float32 twice, both ways; gradients of weights and biases are products and sums of
 their own."""
 
+_CAST = {"cuda": 5, "cpu": 22}
+"""Bytes per value of two bytes that is cast to 8 bits: read for the largest, read again and written
+(`ir.graph.cast_groups`); on CPUs by five operators, and wide again (`ir.graph.scaled_groups`)."""
 
-def as_multiplied_by(op: LocalOp, style: Style, precision: Precision) -> LocalOp:
+
+def as_multiplied_by(local: LocalOp, op: Op, style: Style, precision: Precision) -> LocalOp:
     """Returns the op with the dtype of its products: that of a precision's linear layers, where it
     is of experts and the stack multiplies those alike; any other as it is."""
-    narrow = style.narrow_experts and precision.linears and op.target == EXPERTS_TARGET
-    return op._replace(dtype=precision.products) if narrow else op
+    if not (style.narrow_experts and precision.linears and op.target == EXPERTS_TARGET):
+        return local
+    if not scaling_on_rank(op, [given.shape for given in local.inputs]):
+        return local
+    return local._replace(dtype=precision.products)
+
+
+def _cast_bytes(gemms: Sequence[Gemm], kind: str) -> tuple[float, float]:
+    """What our casts to 8-bit floats move, forward and backward: rows that go into products and
+    matrices; then gradients of results and matrices, and for gradients of weights both again."""
+    *firsts, last = gemms
+    pairs, width, inner = last.batch * last.m, last.n, last.k
+    columns = sum(product.n for product in firsts)
+    matrices = last.batch * width * (inner + columns)
+    into, of = len(firsts) * width + inner, columns + width
+    each = _CAST[kind]
+    return each * (pairs * into + matrices), each * (pairs * (2 * of + into) + matrices)
 
 
 def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -> OpTime | None:
@@ -95,6 +117,9 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
         if narrow:  # inputs of both products, or gradients of their results
             cast = narrow.result if i else narrow.operand
             nbytes += pairs * cast * (width + (1 + i) * inner)
+        elif DTYPE_BYTES.get(op.dtype, 1) < wide and not style.fused_experts:
+            nbytes += _cast_bytes(products, device.kind)[i]
+            counts[i] += 2 * (1 + i) * len(products)
         seconds[i] = kernel_s(KernelWork(OpClass.COPY, op.dtype, 0.0, nbytes), device)
         if curved:
             work = KernelWork(OpClass.TRANSCENDENTAL, op.dtype, 0.0, curved)

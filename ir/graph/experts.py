@@ -20,8 +20,10 @@ import torch
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
 from meshwright.ir.gates import parse_gate
-from meshwright.ir.graph.grouped import PairGroups, grouped, grouped_outer, groups_of
+from meshwright.ir.graph.grouped import PairGroups, groups_of
 from meshwright.ir.graph.own_operators import LIBRARY
+from meshwright.ir.graph.scaled_groups import Scaling, fits, outer
+from meshwright.ir.graph.scaled_groups import product as made_of
 
 Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
@@ -54,6 +56,16 @@ class ExpertForm:
     """Routing weights multiply what goes into an expert, not what comes out."""
     some: bool = False
     """These are some of all experts: pairs that are not here get no rows."""
+    rowwise: bool = False
+    """Products are of 8-bit floats, with a scale for each row and column, where kernels take their
+    sizes."""
+    tensorwise: bool = False
+    """The same with a scale for each expert's operands."""
+
+    @property
+    def scaling(self) -> Scaling:
+        """What has a scale of its own; empty: products are of values as they are."""
+        return "row" if self.rowwise else "tensor" if self.tensorwise else ""
 
     def __str__(self) -> str:
         return " ".join(name for name in self.__slots__ if getattr(self, name))
@@ -62,6 +74,11 @@ class ExpertForm:
 def of_some(form: object) -> str:
     """The text of a form where a rank has some of all experts."""
     return f"{form or ''} some".strip()
+
+
+def of_narrow(form: object, scaling: Scaling) -> str:
+    """The text of a form whose products are of 8-bit floats."""
+    return f"{form or ''} {scaling}wise".strip()
 
 
 @lru_cache(maxsize=64)
@@ -74,6 +91,8 @@ def parse_form(text: str) -> ExpertForm:
                 f"form {text!r}: {word!r} is no word of it; nearest is "
                 f"{nearest(word, ExpertForm.__slots__)!r} of {', '.join(ExpertForm.__slots__)}"
             )
+    if {"rowwise", "tensorwise"} <= {*words}:
+        raise PlanError(f"form {text!r}: products have one kind of scale; keep one of the words")
     return ExpertForm(**dict.fromkeys(words, True))
 
 
@@ -103,8 +122,7 @@ class Operands(NamedTuple):
     @property
     def gated(self) -> bool:
         """Whether a gate multiplies what goes beside it."""
-        inner = self.down.shape[1 if parse_form(self.form).transposed_last else 2]
-        return self.up is not None or self.columns == 2 * inner
+        return self.up is not None or self.columns == 2 * self.last().shape[1]
 
     @property
     def columns(self) -> int:
@@ -132,6 +150,24 @@ class Operands(NamedTuple):
         if parse_form(self.form).interleaved:
             return product[:, ::2], product[:, 1::2]
         return product.chunk(2, dim=-1)
+
+    @property
+    def scaling(self) -> Scaling:
+        """Of products on this rank: that of the form, where kernels take their sizes."""
+        each = self.columns // len(self.firsts)
+        widths = (self.hidden.shape[1], each, self.last().shape[1])
+        return parse_form(self.form).scaling if fits(widths) else ""
+
+    def product(self, rows: torch.Tensor, weight: torch.Tensor, groups: PairGroups) -> torch.Tensor:
+        """[pairs, out] of rows [pairs, in] by weights [E, in, out], in the dtype of rows."""
+        return made_of(rows, weight.to(rows.dtype), groups, self.scaling)
+
+    def outer(
+        self, left: torch.Tensor, right: torch.Tensor, groups: PairGroups, turned: bool
+    ) -> torch.Tensor:
+        """Gradient of a weight that multiplied rows `left`, from that of the result, as stored."""
+        first, second = (left, right) if turned else (right, left)
+        return outer(first, second, groups, self.scaling)
 
 
 def check_operands(given: Operands) -> None:
@@ -194,7 +230,7 @@ def _dtype(hidden: torch.Tensor) -> torch.dtype:
 
 def _first_product(given: Operands, x: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """[pairs, columns] of rows [pairs, H]."""
-    made = [grouped(x, given.first(weight).to(x.dtype), groups) for weight in given.firsts]
+    made = [given.product(x, given.first(weight), groups) for weight in given.firsts]
     product = made[0] if len(made) == 1 else torch.cat(made, -1)
     if given.gate_up_bias is not None:
         product += groups.rows_of(given.gate_up_bias.to(x.dtype))
@@ -226,9 +262,9 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         groups = _groups(given, dtype)
         x, scale = groups.of_tokens(given.hidden.to(dtype)), _scale(given, groups, dtype)
         product = _first_product(given, x * scale if form.scaled_input else x, groups)
-        made = grouped(
-            parse_gate(given.act).forward(given.parts(product)), given.last().to(dtype), groups
-        )
+        gated = parse_gate(given.act).forward(given.parts(product))
+        made = given.product(gated, given.last(), groups)
+        del gated
         if given.down_bias is not None:
             made += groups.rows_of(given.down_bias.to(dtype))
         if not form.scaled_input:
@@ -286,7 +322,7 @@ def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> l
     dtype = product.dtype
     parts = given.parts(product)
     gated = gate.forward(parts)
-    back = grouped(grad, given.last().to(dtype).transpose(1, 2), groups)
+    back = given.product(grad, given.last().transpose(1, 2), groups)
     if not form.scaled_input:
         grad_scale = (back * gated).sum(-1)
         if given.down_bias is not None:
@@ -298,7 +334,7 @@ def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> l
         target.copy_(part)
     del back, made, part  # as much as tokens, where these are narrow
     grad_x, *more = (
-        grouped(part, given.first(weight).to(dtype).transpose(1, 2), groups)
+        given.product(part, given.first(weight).transpose(1, 2), groups)
         for weight, part in zip(given.firsts, _columns(given, grad_product), strict=True)
     )
     for one in more:
@@ -318,8 +354,8 @@ def _to_weights(
     read = groups.of_tokens(given.hidden.to(grad.dtype))
     (read if form.scaled_input else grad).mul_(scale)  # both are copies of our own
     first, last = form.transposed_first, form.transposed_last
-    made = [_outer(read, part, groups, first) for part in _columns(given, grad_product)]
-    found = [made[0], _outer(gated, grad, groups, last), *made[1:]]
+    made = [given.outer(read, part, groups, first) for part in _columns(given, grad_product)]
+    found = [made[0], given.outer(gated, grad, groups, last), *made[1:]]
     if given.gate_up_bias is not None:
         found.append(groups.sums_of(grad_product))
     if given.down_bias is not None:
@@ -330,13 +366,6 @@ def _to_weights(
 def _columns(given: Operands, product: torch.Tensor) -> Tensors:
     """Of the gradient of the first product: what belongs to each of its weights."""
     return (product,) if given.up is None else product.chunk(2, dim=-1)
-
-
-def _outer(
-    left: torch.Tensor, right: torch.Tensor, groups: PairGroups, turned: bool
-) -> torch.Tensor:
-    """Gradient of a weight that multiplied rows `left`, from that of the result, as stored."""
-    return grouped_outer(left, right, groups) if turned else grouped_outer(right, left, groups)
 
 
 def _trained(given: Operands) -> Iterator[torch.Tensor]:

@@ -56,6 +56,13 @@ class PairGroups:
         wide = _wide(self._here(rows))
         return wide.new_zeros(self.experts, rows.shape[1]).index_add_(0, self.owners, wide)
 
+    def most_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[E, n]: the largest of rows [pairs, n], by size, over each expert's run; 0 of none."""
+        most = self._here(rows).abs()
+        return most.new_zeros(self.experts, rows.shape[1]).index_reduce_(
+            0, self.owners, most, "amax"
+        )
+
     def summed(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Rows [pairs, H] summed over the pairs of each token, as `like` [T, H]."""
         rows = self._here(rows)

@@ -8,7 +8,7 @@ from math import ceil, gcd, prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import parse_gate
-from meshwright.ir.graph.experts import parse_form
+from meshwright.ir.graph.experts import EXPERTS_TARGET, parse_form
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
@@ -23,6 +23,7 @@ from meshwright.ir.graph.op_forms import (
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
+from meshwright.ir.graph.scaled_groups import Scaling, fits
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
@@ -187,6 +188,42 @@ def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
     return (into,) * (1 + len(up)) + (Gemm(count, rows, width, inner, row),)
 
 
+def has_narrow_experts(op: Op) -> bool:
+    """Tell whether an op is a layer of experts with products of 8-bit floats."""
+    return op.target == EXPERTS_TARGET and bool(parse_form(str(given(op, "form", ""))).scaling)
+
+
+def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
+    """What of experts' products has a scale of its own, where they are of 8-bit floats and kernels
+    take the sizes that a rank has; empty for other operators."""
+    if op.target != EXPERTS_TARGET:
+        return ""
+    form = parse_form(str(given(op, "form", "")))
+    hidden, *more = shapes[0][-1], *(shape for shape in shapes if len(shape) == 3)
+    row = max(1, shapes[3][0] * hidden)
+    widths = tuple(prod(shape) // row for shape in more)
+    return form.scaling if all(widths) and fits((hidden, *widths)) else ""
+
+
+def _casts_inside(
+    hidden: int, columns: float, inner: float, experts: int, pairs: float, width: int, kind: str
+) -> tuple[float, float, float]:
+    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights: all rows
+    and matrices at once for a kernel; in loops those of one expert, widened, with their product."""
+    if kind == "cpu":
+        rows, wide = pairs / max(1, experts), max(width, 4)
+
+        def loop(n: float) -> float:
+            return wide * (rows * hidden + rows * n + hidden * n) + width * rows * hidden
+
+        return loop(inner), loop(columns), loop(max(inner, columns))
+    matrix = experts * hidden
+    return (
+        pairs * hidden + matrix * inner, pairs * columns + matrix * columns,
+        pairs * (hidden + max(columns, inner)),
+    )  # fmt: skip
+
+
 _INDEX_BYTES = 3 * 8
 """Of a pair: its place, its token and its expert, whole numbers."""
 
@@ -204,7 +241,7 @@ def _backward_inside(
     columns, inner = (first + sum(more)) / row, last / row
     if not columns:
         return 0
-    pairs = kept / columns / width
+    pairs = max(1.0, kept / columns / width)
     biased = [name for name in _names(op) if name.endswith("bias")]
     gate = parse_gate(str(given(op, "act", "")))
     beside = gate.at_once(2 if columns > inner else 1, width)
@@ -215,12 +252,16 @@ def _backward_inside(
         summed = made + wide * hidden * (1 + tokens / max(1, pairs))
     else:
         summed = made + 2 * hidden * (not some)  # masked, and put into order
+    casts = (0.0, 0.0, 0.0)
+    if scaling_on_rank(op, shapes):
+        found = _casts_inside(hidden, columns, inner, shapes[3][0], pairs, width, kind)
+        casts = found[0] / pairs / width, found[1] / pairs / width, found[2] / pairs / width
     before = (
-        rows + 2 * inner + 2 * hidden * ("down_bias" in biased),
+        rows + 2 * inner + max(2 * hidden * ("down_bias" in biased), casts[0] - inner),
         rows + columns + (2 + beside) * inner,
-        made + hidden * max(len(more), 2 * form.scaled_input),
+        made + max(hidden * max(len(more), 2 * form.scaled_input), casts[1]),
     )
-    after = (summed, made + wide * max(columns, hidden) * bool(biased))
+    after = (summed, made + max(wide * max(columns, hidden) * bool(biased), casts[2]))
     to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
     most = max(max(before) - to_come, *after)
     return round(pairs * (most * width + _INDEX_BYTES))

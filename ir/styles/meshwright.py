@@ -7,6 +7,7 @@ STYLE = Style(
     title="meshwright's runtime",
     libraries=2026,
     kernels="auto",
+    narrow_experts=True,
     pins=(),
     memory=StackMemory(draws_again=True, split_loss_bytes=12),
     reference="runtime/, and constraints.txt for the libraries",

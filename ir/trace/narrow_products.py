@@ -1,27 +1,31 @@
-"""Linear layers whose products a precision has in 8-bit floats."""
+"""Linear layers and experts whose products a precision has in 8-bit floats."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.ir.graph.experts import EXPERTS_TARGET, of_narrow
 from meshwright.ir.graph.float8 import LINEARS, MULTIPLE
 from meshwright.ir.graph.graph import Kind, Ref
-from meshwright.ir.precision import Precision
+from meshwright.ir.precision import Precision, Scaling
 from meshwright.ir.trace.flat_trace import Raw, RawOp, make_op
 
 
 def narrow_products(raw: Raw, numbers: Precision) -> Raw:
     """Returns the step with these in the place of layers whose weight is a parameter of sizes that
-    kernels take, and whose module has them. The last one makes what the loss reads: it stays as it
-    is, as in torchtitan's runs."""
+    kernels take, and whose module has them. The last layer makes what the loss reads: it stays as
+    it is, as in torchtitan's runs."""
     found = [op for op in raw.ops if _is_layer(raw, op)]
-    narrow = {id(op) for op in found[:-1] if numbers.at(_module_of(raw, op)).linears}
+    mixed = [op for op in raw.ops if op.name == EXPERTS_TARGET and _fits(raw, op)]
+    narrow = {id(op) for op in found[:-1] + mixed if numbers.at(_module_of(raw, op)).linears}
     return replace(raw, ops=list(_swapped(raw, narrow, numbers.linears)))
 
 
 def _module_of(raw: Raw, op: RawOp) -> str:
-    weight = op.args["weight"]
+    """That which has the weight, or the call where it is made of several."""
+    weight = op.args["gate_up" if op.name == EXPERTS_TARGET else "weight"]
     assert isinstance(weight, Ref)
-    return raw.tensors[weight.name].fqn.rpartition(".")[0]
+    tensor = raw.tensors.get(weight.name)
+    return tensor.fqn.rpartition(".")[0] if tensor else op.path
 
 
 def _is_layer(raw: Raw, op: RawOp) -> bool:
@@ -34,9 +38,19 @@ def _is_layer(raw: Raw, op: RawOp) -> bool:
     return len(tensor.shape) == 2 and not any(size % MULTIPLE for size in tensor.shape)
 
 
-def _swapped(raw: Raw, narrow: set[int], scaling: str) -> Iterator[RawOp]:
+def _fits(raw: Raw, op: RawOp) -> bool:
+    """Whether kernels take all matrices of a layer of experts."""
+    weights = [op.args[name] for name in ("gate_up", "up", "down")]
+    shapes = [raw.fakes[x.name].shape for x in weights if isinstance(x, Ref)]
+    return not any(size % MULTIPLE for shape in shapes for size in shape[1:])
+
+
+def _swapped(raw: Raw, narrow: set[int], scaling: Scaling) -> Iterator[RawOp]:
     for op in raw.ops:
-        if id(op) in narrow:
-            yield make_op(LINEARS[scaling], op.args, op, op.outputs)
-        else:
+        if id(op) not in narrow:
             yield op
+        elif op.name == EXPERTS_TARGET:
+            form = of_narrow(op.args["form"], scaling)
+            yield replace(op, args={**op.args, "form": form})
+        else:
+            yield make_op(LINEARS[scaling], op.args, op, op.outputs)

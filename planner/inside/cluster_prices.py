@@ -90,7 +90,7 @@ class OpTimes:
         local = self._local(op, inputs, outputs, share)
         if local not in self.known:
             run_as = self.tables.run_as
-            multiplied = as_multiplied_by(local, run_as, self.tables.facts.precision)
+            multiplied = as_multiplied_by(local, op, run_as, self.tables.facts.precision)
             time = op_time(multiplied, self.device)
             beside = passes_beside(multiplied, time, self.device, run_as)
             times = (time, beside) if beside else (time,)

@@ -11,6 +11,7 @@ from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.ops import facts
+from meshwright.ir.ops.experts import has_narrow_experts
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.ir.text.units import size
@@ -129,14 +130,23 @@ def _idle(plan: Plan) -> Iterator[str]:
 def _narrow(problem: Problem) -> Iterator[str]:
     """What is rounded to 8 bits."""
     narrow = {t for t in {op.target for op in problem.graph.ops} if facts(t).scaled}
-    if narrow:
-        count = sum(op.target in narrow for op in problem.graph.ops)
+    count = sum(op.target in narrow for op in problem.graph.ops)
+    mixed = sum(has_narrow_experts(op) for op in problem.graph.ops)
+    if not count and not mixed:
+        return
+    found = [f"{count} linear layers"] * bool(count) + [f"{mixed} layers of experts"] * bool(mixed)
+    yield (
+        f"products of {' and '.join(found)} are of 8-bit floats, whose scales are those of a "
+        "rank's part of a micro-batch: other splits round otherwise"
+    )
+    kinds = {device.kind for device in problem.cluster.device_types}
+    if mixed and "cuda" in kinds:
         yield (
-            f"products of {count} linear layers are of 8-bit floats, whose scales are those of a "
-            "rank's part of a micro-batch: other splits round otherwise"
+            "experts' products of 8-bit floats are of torch's grouped kernel with scales by row, "
+            "which runs on GPUs of capability 9.0 (H100, H200) only: others refuse the plan"
         )
-        if any(device.kind == "cpu" for device in problem.cluster.device_types):
-            yield "CPUs have no fast products of 8-bit floats, and these are priced as others"
+    if "cpu" in kinds:
+        yield "CPUs have no fast products of 8-bit floats, and these are priced as others"
 
 
 def _untrained(problem: Problem) -> Iterator[str]:

@@ -22,6 +22,8 @@ from meshwright.forms.tables import check_tables
 from meshwright.ir.comm.by_store import judged
 from meshwright.ir.graph.float8 import check_float8
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.scaled_groups import check_device
+from meshwright.ir.ops.experts import has_narrow_experts
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
@@ -111,6 +113,8 @@ def build_rank(
     check_capture(plan, graph)
     if scaling := scaling_of(plan.precision):
         check_float8(scaling)
+        if any(has_narrow_experts(op) for op in graph.ops):
+            check_device(device)
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
