@@ -1,12 +1,15 @@
 """The ways of training a model by which its heap is measured: on one process, whole."""
 
+from collections.abc import Sequence
+
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import microbatch_counts
 
-_WAYS = ((1, "none"), (4, "none"), (2, "full"))
-"""(micro-batches, recompute): much, little and next to nothing is kept."""
+_WAYS = ((1, "none"), (2, "full"), (4, "none"))
+"""(micro-batches, recompute): much, next to nothing and little is kept. The first two tell the two
+ratios apart."""
 _ROOM = 2.0
 """What a process may hold beside live tensors, relative to them; assumption."""
 
@@ -22,7 +25,17 @@ def heap_plans(problem: Problem, free_bytes: int) -> list[Plan]:
         plan = build_plan(
             problem, uniform_choice(problem, num_microbatches=count, recompute=recompute)
         )
-        assert plan.predicted
-        if _ROOM * plan.predicted.stages[0].memory.tensor_bytes < free_bytes:
+        if _needed_bytes(plan) < free_bytes:
             found[count, recompute] = plan
     return list(found.values())
+
+
+def rounds(plans: Sequence[Plan], free_bytes: int) -> list[list[Plan]]:
+    """Which of them run beside one another: all where there is room, as no time is measured."""
+    needed = sum(_needed_bytes(plan) for plan in plans)
+    return [list(plans)] if plans and needed < free_bytes else [[plan] for plan in plans]
+
+
+def _needed_bytes(plan: Plan) -> float:
+    assert plan.predicted
+    return _ROOM * plan.predicted.stages[0].memory.tensor_bytes
