@@ -7,9 +7,10 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import microbatch_counts
 
-_WAYS = ((1, "none"), (2, "full"), (4, "none"))
-"""(micro-batches, recompute): much, next to nothing and little is kept. The first two tell the two
-ratios apart."""
+_WAYS = ((1, "none"), (4, "none"), (2, "full"))
+"""(micro-batches, recompute): much, little and next to nothing is kept. On a CPU the last serves
+only where nothing else fits: with all made again in one process the heap has more holes than ranks
+that do so were seen to have."""
 _ROOM = 2.0
 """What a process may hold beside live tensors, relative to them; assumption."""
 
@@ -18,7 +19,10 @@ def heap_plans(problem: Problem, free_bytes: int) -> list[Plan]:
     """Plans for one process that fit into memory, each of another kind."""
     counts = microbatch_counts(problem)
     found: dict[tuple[int, str], Plan] = {}
+    on_cpu = problem.cluster.device_types[0].kind == "cpu"
     for wanted, recompute in _WAYS:
+        if found and on_cpu and recompute != "none":
+            continue
         count = min(counts, key=lambda n: (abs(n - wanted), n))
         if (count, recompute) in found:
             continue
