@@ -165,7 +165,8 @@ def block_cost(
     rank = groups["dp"][coordinates["dp"]]
     levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
     site = StageSite(axes, coordinates, cluster.device(rank), levels)
-    cost = price_block(GraphFacts.of(graph, known_precision(precision)), block, layout, site, timer)
+    facts = GraphFacts.of(graph, known_precision(precision), site.device.kind)
+    cost = price_block(facts, block, layout, site, timer)
     return cost.recomputed() if recompute else cost
 
 
