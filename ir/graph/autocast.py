@@ -107,6 +107,11 @@ def cast_of(target: str, kind: str) -> Cast | None:
     return known.get(name) or known.get(_MADE_OF.get(name, ""))
 
 
+def known_names(kind: str) -> frozenset[str]:
+    """Return the names of the operators that autocast knows on devices of a kind."""
+    return frozenset(_by_kind()[kind])
+
+
 @cache
 def _by_kind() -> dict[str, dict[str, Cast]]:
     found: dict[str, dict[str, Cast]] = {"cpu": {}, "cuda": {}}
