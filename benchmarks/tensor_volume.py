@@ -89,7 +89,7 @@ def volume(graph: Graph, block: Block, layout: BlockLayout) -> Volume:
     link = machine.nodes[0].link
     levels = {name: (Level(size, link),) if size > 1 else () for name, size in sizes.items()}
     site = StageSite(axes, dict.fromkeys(axes, 0), machine.device(0), levels)
-    walk = walk_block(GraphFacts.of(graph, precision("fp32")), block, layout, site)
+    walk = walk_block(GraphFacts.of(graph, precision("fp32"), "cpu"), block, layout, site)
     kept = gathered = 0.0
     for entry in walk.trail:
         if isinstance(entry, PricedMove):

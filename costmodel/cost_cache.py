@@ -87,7 +87,8 @@ class CostTables:
         self.profile = profile
         self.bucket_bytes = bucket_bytes or self.run_as.bucket_bytes or BUCKET_BYTES
         """Gradients that are reduced together."""
-        self.facts = GraphFacts.of(graph, self.run_as.numbers(known_precision(precision)))
+        numbers = self.run_as.numbers(known_precision(precision))
+        self.facts = GraphFacts.of(graph, numbers, self.cluster.kind)
         self._timer = timer
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision

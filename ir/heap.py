@@ -2,10 +2,14 @@
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _NEVER = 2**31 - 1
+_APART_BYTES, _APART_MOST = 2**16, 2**16
+"""From this size on tensors lie apart; so many at most (what Linux lets a process map)."""
 
 
 def keep_freed_memory() -> bool:
@@ -16,6 +20,26 @@ def keep_freed_memory() -> bool:
     """
     mallopt = _of_glibc("mallopt")
     return bool(mallopt and mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+
+
+@contextmanager
+def kept_apart() -> Iterator[None]:
+    """Inside, tensors lie apart from the heap and go back to the kernel when they are freed.
+
+    For work whose memory will not come again, in a process that keeps freed memory: small things
+    that outlive it would else lie between its tensors, and large tensors of later steps not fit
+    into what is left.
+    """
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, _APART_BYTES)
+    mallopt(_M_MMAP_MAX, _APART_MOST)
+    try:
+        yield
+    finally:
+        keep_freed_memory()
 
 
 def give_back_freed_memory() -> bool:

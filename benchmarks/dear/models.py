@@ -117,7 +117,7 @@ def op_seconds(graph: Graph, gpu: DeviceType) -> list[tuple[float, float]]:
         device=gpu,
         levels={"dp": (), "tp": ()},
     )
-    walk = Walk(GraphFacts.of(graph, precision("fp32")), site, None)
+    walk = Walk(GraphFacts.of(graph, precision("fp32"), "cpu"), site, None)
     found, before = [], (0.0, 0.0)
     for op in graph.ops:
         walk.op(op, {})

@@ -8,6 +8,7 @@ from meshwright.costmodel.block.backward_room import backward_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.price_ops import GraphFacts, PricedOp, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
+from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import group_levels
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.local_op import LocalOp
@@ -165,7 +166,8 @@ def block_cost(
     rank = groups["dp"][coordinates["dp"]]
     levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
     site = StageSite(axes, coordinates, cluster.device(rank), levels)
-    cost = price_block(GraphFacts.of(graph, known_precision(precision)), block, layout, site, timer)
+    facts = GraphFacts.of(graph, known_precision(precision), site.device.kind)
+    cost = price_block(facts, block, layout, site, timer)
     return cost.recomputed() if recompute else cost
 
 
@@ -253,7 +255,10 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     exits = [placements(place) for place in layout.outputs]
     # A value that two blocks keep is one piece of memory: those at the borders are told apart.
     saved = dict(walk.saved)
-    entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
+    entering = [
+        max(_pop_saved(walk, saved, name, where), _left_at_border(walk, name, where))
+        for name, where in zip(block.inputs, entries, strict=True)
+    ]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     room = backward_room(walk, saved, block.outputs)
     most = min(walk.workspace, room.most)
@@ -337,6 +342,14 @@ def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) 
     """Take out of `saved` the memory of a value as it enters or leaves the block."""
     stored, target = walk.stored(name, where)
     return saved.pop((stored, walk.facts.dtypes[stored], target), 0)
+
+
+def _left_at_border(walk: Walk, name: str, where: Where) -> int:
+    """Bytes of a value that our runtime holds, as a leaf, until the block's backward has put its
+    gradient there, whether an operator keeps it or not."""
+    tensor = walk.facts.graph.tensors[name]
+    ours = walk.site.run_as is USUAL and tensor.kind is Kind.ACTIVATION
+    return walk.nbytes(name, where) if ours and tensor.requires_grad else 0
 
 
 def price_prelude(

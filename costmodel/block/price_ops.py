@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from meshwright.costmodel.block.clock import BlockSums, Tape
-from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey, Target
 from meshwright.costmodel.block.sent import NEEDED, InnerSent, MoveSent, Needed
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
@@ -17,7 +17,6 @@ from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
-from meshwright.costmodel.ops.op_classes import classify
 from meshwright.costmodel.ops.routing import (
     RoutedTokens,
     axes_outside,
@@ -267,10 +266,9 @@ class Walk(Trace):
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str
     ) -> list[LocalOperand]:
         """Values as they would be on the rank if they were whole on the axis."""
-        dtype = self._compute_dtype(op, classify(op.target))
         whole = [{**where, axis: R} for where in places]
         return [
-            LocalOperand(self.shape(n, w), self.nbytes(n, w, dtype if self._casts(op, n) else ""))
+            LocalOperand(self.shape(n, w), self.nbytes(n, w, self.facts.read_as(op, n)))
             if n else LocalOperand((), 0)
             for n, w in zip(names, whole, strict=True)
         ]  # fmt: skip
@@ -311,10 +309,10 @@ class Walk(Trace):
             elements * operand.own_width + nbytes if operand.is_cast else 0, operand.channels_last,
         )  # fmt: skip
 
-    def _parts_kept(self, key: SavedKey) -> int:
+    def _parts_kept(self, memory: tuple[str, Target]) -> int:
         """In how many parts a value lies over ranks until it is gathered again."""
-        parts = self.regathered.get(key[0], 1) if self.regathered else 1
-        return parts if any(isinstance(place, Replicate) for place in key[2]) else 1
+        parts = self.regathered.get(memory[0], 1) if self.regathered else 1
+        return parts if any(isinstance(place, Replicate) for place in memory[1]) else 1
 
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
@@ -345,7 +343,7 @@ class Walk(Trace):
                 self.saved[op.name, kept.name, ()] = nbytes
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
-                self.saved[kept.key] = nbytes // self._parts_kept(kept.key)
+                self.saved[kept.key] = nbytes // self._parts_kept(kept.memory)
         inside = self._inside_bytes(op)
         if own is not None:
             self.saved[op.name, "extra", ()] = own

@@ -49,6 +49,8 @@ class SavedTensor:
     name: str
     key: SavedKey | None
     """None where it is there anyway."""
+    memory: tuple[str, Target]
+    """That of the value, which it may be a copy of in another dtype."""
     value: int
     width: int
 

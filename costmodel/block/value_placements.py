@@ -6,12 +6,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedTensor, Target
+from meshwright.costmodel.block.reprice import (
+    MoveStep,
+    OpStep,
+    PricedInput,
+    SavedKey,
+    SavedTensor,
+    Target,
+)
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTimer
 from meshwright.costmodel.ops.dtypes import (
+    how_cast,
     is_float,
-    is_norm,
+    read_as,
     runtime_dtypes,
     storage_roots,
 )
@@ -36,12 +44,23 @@ class GraphFacts:
     dtypes: Mapping[str, str]
     roots: Mapping[str, str]
     prelude_values: frozenset[str]
+    kind: str
+    """Of the devices that run it."""
 
     @classmethod
-    def of(cls, graph: Graph, precision: Precision) -> "GraphFacts":
+    def of(cls, graph: Graph, precision: Precision, kind: str) -> "GraphFacts":
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
-        dtypes = runtime_dtypes(graph, precision)
-        return cls(graph, precision, dtypes, storage_roots(graph), values)
+        dtypes = runtime_dtypes(graph, precision, kind)
+        return cls(graph, precision, dtypes, storage_roots(graph), values, kind)
+
+    def read_as(self, op: Op, name: str) -> str:
+        """The dtype in which an op gets a value, which autocast may have cast for it."""
+        narrow = self.precision.autocast
+        return read_as(op, name, self.dtypes, narrow, self.kind) if narrow else self.dtypes[name]
+
+    def is_narrow(self, op: Op) -> bool:
+        """Whether autocast has the op computed in its own dtype."""
+        return bool(self.precision.autocast) and how_cast(op.target, self.kind) == "narrow"
 
     @cached_property
     def before_softmax(self) -> frozenset[str]:
@@ -146,11 +165,10 @@ class Trace(ABC):
     ) -> OpStep:
         """All of an op that does not depend on the number of samples."""
         op_class = class_of(op)
-        dtype = self._compute_dtype(op, op_class)
+        dtype = self._compute_dtype(op)
         causal = op_class is OpClass.ATTENTION and ("is_causal", True) in op.args
         operands = tuple(
-            self._operand(name, where, dtype if self._casts(op, name) else "")
-            for name, where in zip(op.inputs, inputs, strict=True)
+            self._operand(op, name, where) for name, where in zip(op.inputs, inputs, strict=True)
         )
         made = [(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n]
         return OpStep(
@@ -169,7 +187,7 @@ class Trace(ABC):
             read_again=tuple(self._read_again(op, operands)),
             gathered=tuple(self._gathered(op, inputs)),
             backward=tuple(self._backward(op, inputs)),
-            kept=tuple(self._kept(op, inputs, dtype)) if self._has_gradient(op) else (),
+            kept=tuple(self._kept(op, inputs)) if self._has_gradient(op) else (),
             comes_cast=self._comes_cast(op),
             sends=sends(op),
         )
@@ -236,18 +254,12 @@ class Trace(ABC):
         ]  # fmt: skip
         return prod(one or 1.0 for one in each) if any(each) else 0.0
 
-    def _casts(self, op: Op, name: str) -> bool:
-        """Whether autocast may hand the op this operand in another dtype."""
-        norm = is_norm(op.target) and not facts(op.target).fused
-        cast = norm or classify(op.target) in COMPUTE
-        return cast and bool(self.facts.precision.autocast) and is_float(self.facts.dtypes[name])
-
-    def _operand(self, name: str, where: Where, dtype: str) -> PricedInput:
+    def _operand(self, op: Op, name: str, where: Where) -> PricedInput:
         tensor, own = self._tensor(name), self.facts.dtypes[name]
+        read = self.facts.read_as(op, name)
         return PricedInput(
-            self.local.number(name, where), DTYPE_BYTES[dtype or own], DTYPE_BYTES[own],
-            dtype not in ("", own), tensor.requires_grad, tensor.kind is Kind.PARAMETER,
-            tensor.channels_last,
+            self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own], read != own,
+            tensor.requires_grad, tensor.kind is Kind.PARAMETER, tensor.channels_last,
         )  # fmt: skip
 
     def _backward(self, op: Op, inputs: Sequence[Where]) -> Iterator[tuple[int, int]]:
@@ -257,10 +269,9 @@ class Trace(ABC):
             name, target = self._where_saved(op, saved, inputs)
             yield self._wide(name, dict(zip(self.site.axes, target, strict=True)))
 
-    def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
-        cast = self.facts.precision.autocast
-        if cast and op_class in COMPUTE:
-            return cast
+    def _compute_dtype(self, op: Op) -> str:
+        if self.facts.is_narrow(op):
+            return self.facts.precision.autocast
         floats = [self.facts.dtypes[n] for n in (*op.outputs, *op.inputs) if n]
         return next(filter(is_float, floats), "float32")
 
@@ -272,19 +283,27 @@ class Trace(ABC):
         rounds = products == "tf32" and dtype == "float32" and op_class in COMPUTE
         return products if rounds else dtype
 
-    def _kept(self, op: Op, inputs: Sequence[Where], cast: str) -> Iterator[SavedTensor]:
+    def _kept(self, op: Op, inputs: Sequence[Where]) -> Iterator[SavedTensor]:
         for name in op.saved:
-            dtype = self.facts.dtypes[name]
-            if classify(op.target) in COMPUTE and is_float(dtype):
-                dtype = cast
+            dtype = self.facts.read_as(op, name)
             storage, target = self._where_saved(op, name, inputs)
-            is_cast = dtype != self.facts.dtypes[storage]
-            stays = storage in self.facts.prelude_values or self._is_state(storage, target)
-            where = dict(zip(self.site.axes, target, strict=True))
             yield SavedTensor(
-                name, None if stays and not is_cast else (storage, dtype, target),
-                self.local.number(storage, where), DTYPE_BYTES[dtype],
+                name, self._saved_key(op, (storage, target), dtype), (storage, target),
+                self.local.number(storage, dict(zip(self.site.axes, target, strict=True))),
+                DTYPE_BYTES[dtype],
             )  # fmt: skip
+
+    def _saved_key(self, op: Op, memory: Storage, dtype: str) -> SavedKey | None:
+        """Under autocast every op casts a value again for itself, but for trained parameters, whose
+        copies torch keeps until the forward ends."""
+        storage, target = memory
+        if dtype == self.facts.dtypes[storage]:
+            stays = storage in self.facts.prelude_values or self._is_state(storage, target)
+            return None if stays else (storage, dtype, target)
+        tensor = self._tensor(storage)
+        if tensor.kind is Kind.PARAMETER and tensor.requires_grad:
+            return storage, dtype, target
+        return f"{storage} for {op.name}", dtype, ()
 
     def stored(self, name: str, where: Where) -> Storage:
         """The memory that a value looks into where it is placed so."""

@@ -1,7 +1,10 @@
 """Dtypes of values at run time under a precision, and which values share memory."""
 
+from collections.abc import Mapping
+
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.autocast import Cast, cast_of
 from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.ops import facts
 from meshwright.ir.precision import Precision
@@ -9,22 +12,16 @@ from meshwright.ir.precision import Precision
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def is_norm(target: str) -> bool:
-    """Whether it is a norm or a loss that autocast computes in float32."""
-    known = facts(target)
-    return known.op_class is OpClass.NORMALIZATION and known.autocast == "by class"
-
-
 def is_float(dtype: str) -> bool:
     return dtype in _FLOATS
 
 
-def runtime_dtypes(graph: Graph, precision: Precision) -> dict[str, str]:
-    """Name -> dtype that the value has when the plan runs.
+def runtime_dtypes(graph: Graph, precision: Precision, kind: str) -> dict[str, str]:
+    """Name -> dtype that the value has when the plan runs on devices of a kind.
 
-    Under torch.autocast parameters stay float32, matmul-like ops give its dtype, norms (but
-    batch-norm) and losses float32, all others what promotion says. Else all are in one type, or in
-    those that they are traced in.
+    Under torch.autocast parameters stay float32, some operators get what they read in its dtype or
+    in float32, and all give what promotion says. Else all are in one type, or in those that they
+    are traced in.
     """
     if target := precision.all_in:
         return {n: target if is_float(t.dtype) else t.dtype for n, t in graph.tensors.items()}
@@ -32,11 +29,41 @@ def runtime_dtypes(graph: Graph, precision: Precision) -> dict[str, str]:
         return {name: tensor.dtype for name, tensor in graph.tensors.items()}
     dtypes = {name: _stored(tensor) for name, tensor in graph.tensors.items()}
     for op in graph.ops:
+        cast = how_cast(op.target, kind)
         for out in filter(None, op.outputs):
             if is_float(graph.tensors[out].dtype):
-                traced = graph.tensors[out].dtype
-                dtypes[out] = _autocast(op, dtypes, traced, precision.autocast)
+                dtypes[out] = _made(op, graph, dtypes, cast, precision.autocast, out)
     return dtypes
+
+
+def how_cast(target: str, kind: str) -> Cast | None:
+    """What becomes of an operator's operands under autocast; None if they stay."""
+    if target.startswith("aten."):
+        return cast_of(target, kind)
+    known = facts(target)
+    if classify(target) in COMPUTE:
+        return "narrow"
+    if known.op_class is OpClass.NORMALIZATION and known.autocast == "by class":
+        return "result" if known.fused else "float32"
+    return None
+
+
+def read_as(op: Op, name: str, dtypes: Mapping[str, str], narrow: str, kind: str) -> str:
+    """The dtype in which an op gets a value under autocast."""
+    return _brought(op, dtypes[name], dtypes, how_cast(op.target, kind), narrow)
+
+
+def _brought(op: Op, own: str, dtypes: Mapping[str, str], cast: Cast | None, narrow: str) -> str:
+    if own not in _FLOATS[:-1]:
+        return own  # autocast leaves float64 alone
+    match cast:
+        case "narrow":
+            return narrow
+        case "float32":
+            return "float32"
+        case "widest":
+            return max((dtypes[n] for n in op.inputs if is_float(dtypes[n])), key=_FLOATS.index)
+    return own
 
 
 def _stored(tensor: Tensor) -> str:
@@ -44,24 +71,26 @@ def _stored(tensor: Tensor) -> str:
     return "float32" if half and tensor.kind is Kind.PARAMETER else tensor.dtype
 
 
-def _autocast(op: Op, dtypes: dict[str, str], traced: str, cast: str) -> str:
-    match facts(op.target).autocast:
-        case "float32" | "bfloat16" as fixed:
-            return fixed
-        case "first":
-            return dtypes[op.inputs[0]]
-        case "traced":
-            return traced
-        case "by class" if classify(op.target) in COMPUTE:
-            return cast
-        case "by class" if is_norm(op.target):
-            return "float32"
-    return _promoted(op, dtypes, traced)
-
-
-def _promoted(op: Op, dtypes: dict[str, str], traced: str) -> str:
-    inputs = [dtypes[name] for name in op.inputs if is_float(dtypes[name])]
-    return max(inputs, key=_FLOATS.index, default=traced)
+def _made(
+    op: Op, graph: Graph, dtypes: Mapping[str, str], cast: Cast | None, narrow: str, out: str
+) -> str:
+    asked, known = dict(op.args).get("dtype"), facts(op.target).autocast
+    if isinstance(asked, str) and is_float(asked):
+        return asked
+    if cast is None or known == "float32":
+        match known:
+            case "float32":
+                return known
+            case "first":
+                return dtypes[op.inputs[0]]
+            case "traced":
+                return graph.tensors[out].dtype
+    read = [n for n in op.inputs if is_float(dtypes[n])]
+    # A number does not widen an array.
+    arrays = [n for n in read if graph.tensors[n].shape] or read
+    brought = [_brought(op, dtypes[n], dtypes, cast, narrow) for n in arrays]
+    least = ["float32"] if cast == "result" else []
+    return max([*brought, *least], key=_FLOATS.index, default=graph.tensors[out].dtype)
 
 
 def storage_roots(graph: Graph) -> dict[str, str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import psutil
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -101,6 +101,11 @@ class Cluster:
     @cached_property
     def _types(self) -> dict[str, DeviceType]:
         return {device.name: device for device in self.device_types}
+
+    @cached_property
+    def kind(self) -> Literal["cuda", "cpu"]:
+        """Of its devices; of some CPUs beside GPUs, that of GPUs."""
+        return "cpu" if all(x.kind == "cpu" for x in self.device_types) else "cuda"
 
     @property
     def num_devices(self) -> int:

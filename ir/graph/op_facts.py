@@ -21,7 +21,7 @@ ShapeOf = Callable[[Arg], Shape]
 """The shape of an argument; () of what is no tensor."""
 CountFlops = Callable[[Args, ShapeOf, Shape], int]
 """From arguments by name, their shapes and the shape of the first result."""
-Autocast = Literal["by class", "first", "float32", "bfloat16", "promoted", "traced"]
+Autocast = Literal["by class", "first", "float32", "traced"]
 Shares = Literal["by class", "strided", "if it can"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
@@ -64,8 +64,9 @@ class OpFacts:
     flops: CountFlops | None = None
     """Of one forward; without it, one for each element of the largest operand."""
     autocast: Autocast = "by class"
-    """The dtype of its results under bf16: as its class has it, that of its first input, a fixed
-    one, that of the trace, or what promotion says."""
+    """The dtype of its results where torch.autocast leaves it alone (`ir.graph.autocast`): as its
+    class has it if it is ours, else what promotion says; that of its first input; a fixed one; or
+    that of the trace."""
     shares: Shares = "by class"
     """Whether its result is memory of its first input: if its class is that of views, with other
     strides than the input's, or only if those of the input allow it."""

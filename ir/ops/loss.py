@@ -86,9 +86,9 @@ _ROWS = OpFacts(op_class=OpClass.NORMALIZATION)
 _CROSS_ENTROPY = replace(_ROWS, flops=_cross_entropy_flops, logarithms=True)
 FACTS = {
     **named(
-        "mse_loss l1_loss binary_cross_entropy_with_logits", replace(_REDUCED, autocast="float32")
+        "mse_loss l1_loss binary_cross_entropy_with_logits smooth_l1_loss binary_cross_entropy",
+        _REDUCED,
     ),
-    **named("smooth_l1_loss binary_cross_entropy", _REDUCED),
     **named("huber_loss kl_div soft_margin_loss", _LOSS),
     **named("cross_entropy_loss", _CROSS_ENTROPY),
     **named("nll_loss nll_loss_nd", _ROWS),

@@ -119,10 +119,9 @@ def _running(op: Op) -> set[str]:
     return {ref.name for ref in found if isinstance(ref, Ref)}
 
 
-_NORM = OpFacts(op_class=OpClass.NORMALIZATION)
-# Autocast leaves these alone: values stay as they come, weights and statistics float32.
-_AS_GIVEN = replace(_NORM, autocast="first")
-_BATCH = replace(_AS_GIVEN, mixes_samples=True)
+# Where autocast leaves norms alone values stay as they come, weights and statistics float32.
+_NORM = OpFacts(op_class=OpClass.NORMALIZATION, autocast="first")
+_BATCH = replace(_NORM, mixes_samples=True)
 FACTS = {
     # On a CPU torch runs it one operator after the other, as we do.
     **named("rms_norm", replace(_NORM, rule=_norm, flops=per_element(6), torch_passes=3.5)),
@@ -143,7 +142,6 @@ FACTS = {
             messages=_messages,
         ),
     ),
-    **named("native_batch_norm cudnn_batch_norm", _BATCH),
-    **named("instance_norm", _AS_GIVEN),
-    **named("_native_batch_norm_legit", replace(_NORM, mixes_samples=True)),
+    **named("native_batch_norm cudnn_batch_norm _native_batch_norm_legit", _BATCH),
+    **named("instance_norm", _NORM),
 }

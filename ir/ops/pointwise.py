@@ -96,13 +96,11 @@ FACTS = {
         "selu sgn sign sinh softshrink sqrt square tan threshold trunc xlogy not_equal greater "
         "less greater_equal less_equal"
     ),
-    **named("cos_ elu_ erf_ exp_ log_ mish_ pow_ rsqrt_ sin_", _PLAIN),
+    **named("cos_ elu_ erf_ exp_ log_ mish_ pow_ rsqrt rsqrt_ sin_", _PLAIN),
     **named("tanh_", replace(_PLAIN, flops=per_element(5))),
     **named("sigmoid_", replace(_PLAIN, flops=per_element(4))),
-    **named("rsqrt", replace(_PLAIN, autocast="float32")),
-    **named("cos elu erf mish sin softplus", _CURVED),
-    **named("exp log", replace(_CURVED, autocast="float32")),
-    **named("pow", replace(_CURVED, class_of_call=_class_of_power, autocast="float32")),
+    **named("cos elu erf exp log mish sin softplus", _CURVED),
+    **named("pow", replace(_CURVED, class_of_call=_class_of_power)),
     **named("gelu gelu_", replace(_CURVED, flops=per_element(10))),
     **named("silu silu_ tanh", replace(_CURVED, flops=per_element(5))),
     **named("sigmoid", replace(_CURVED, flops=per_element(4))),

@@ -83,12 +83,11 @@ _ALONG = OpFacts(rule=_along(linear=False))
 _SOFTMAX = replace(_ALONG, op_class=OpClass.NORMALIZATION)
 _SCAN = replace(_ALONG, op_class=OpClass.REDUCTION)
 FACTS = {
-    **named("sum", replace(_SUM, autocast="float32", backward="handed on")),
+    **named("sum", replace(_SUM, backward="handed on")),
     **named("mean", replace(_SUM, form=_mean)),
-    **named("norm prod", replace(_REDUCE, autocast="float32")),
     **named(
-        "all amax amin any argmax argmin linalg_vector_norm logsumexp max min std std_mean var "
-        "var_mean",
+        "all amax amin any argmax argmin linalg_vector_norm logsumexp max min norm prod std "
+        "std_mean var var_mean",
         _REDUCE,
     ),
     **dict.fromkeys(("aten.min.other", "aten.max.other"), replace(_REDUCE, rule=elementwise())),
@@ -96,7 +95,7 @@ FACTS = {
     **named("histc", OpFacts(op_class=OpClass.REDUCTION)),
     **named("softmax _softmax log_softmax _log_softmax", replace(_SOFTMAX, flops=per_element(5))),
     **named("_safe_softmax", _SOFTMAX),
-    **named("cumsum", replace(_SCAN, rule=_along(linear=True), autocast="float32")),
+    **named("cumsum", replace(_SCAN, rule=_along(linear=True))),
     **named("argsort cumprod sort topk", _SCAN),
     **named("cummax glu kthvalue logcumsumexp", _ALONG),
 }

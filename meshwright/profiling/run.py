@@ -1,6 +1,7 @@
 """One profiling of one machine, phase by phase, from a single process."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -15,7 +16,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.profile import Machine, MemoryRecord, Profile
 from meshwright.ir.profile.profile_store import ProfileStore
 from meshwright.planner.problem.problem import Problem
-from meshwright.profiling.memory import heap_plans
+from meshwright.profiling.memory import heap_plans, rounds
 from meshwright.profiling.ops import grid, op_tasks
 from meshwright.profiling.progress import ProfilingProgress
 from meshwright.runtime.profiling.collectives import group_shapes
@@ -112,30 +113,41 @@ class ProfilingRun:
         model = problem.graph.fingerprint
         if self.store.has(self.machine, MemoryRecord, f"fragmentation {model}"):
             return
-        plans = heap_plans(problem, free_bytes(self.device, 1))
+        free = free_bytes(self.device, 1)
+        plans = heap_plans(problem, free)
+        # In a process that has just begun, where no heap has holes yet: on a CPU, so all at once.
+        at_once = rounds(plans, free) if self.device.type == "cpu" else [[plan] for plan in plans]
         ends, found = self.deadline("memory"), []
-        for number, plan in enumerate(plans):
+        for number, some in enumerate(at_once):
             if monotonic() > ends:
                 self.notes.append("the heap is not measured in all ways, for lack of time")
                 break
-            shown.update(number, len(plans), f"heap, {plan.num_microbatches} micro-batches")
-            found += self._heap(problem.graph, plan)
+            counts = ", ".join(str(plan.num_microbatches) for plan in some)
+            shown.update(number, len(at_once), f"heap, {counts} micro-batches")
+            found += self._heaps(problem.graph, some)
         if found:
             self.store.add(self.machine, *memory_records(model, found))
 
-    def _heap(self, graph: Graph, plan: Plan) -> list[Grown]:
-        """On a CPU in a process that has just begun: its heap has no holes yet."""
-        work = partial(_grown, graph, plan, self.device)
-        on_gpu = self.device.type == "cuda"
-        try:
-            if on_gpu:
-                torch.cuda.empty_cache()
-                return Here(work).measure(0, 0.0)
-            with Team(1, work) as child:
-                return child.measure(0, 0.0)
-        except Failed as error:
-            self.notes.append(f"the heap of {plan.model.name} is not measured: {error}")
-            return []
+    def _heaps(self, graph: Graph, plans: Sequence[Plan]) -> list[Grown]:
+        """On a CPU each in a process of its own, forked now."""
+        found: list[Grown] = []
+        works = [partial(_grown, graph, plan, self.device) for plan in plans]
+        with ExitStack() as stack:
+            by: list[Here | Team] = []
+            for work in works:
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                    by.append(Here(work))
+                else:
+                    team = stack.enter_context(Team(1, work))
+                    team.ask(0, 0.0)
+                    by.append(team)
+            for each, plan in zip(by, plans, strict=True):
+                try:
+                    found += each.answers() if isinstance(each, Team) else each.measure(0, 0.0)
+                except Failed as error:
+                    self.notes.append(f"the heap of {plan.model.name} is not measured: {error}")
+        return found
 
     def collectives(self) -> None:
         """Between this machine's processes, unless the store has those of all kinds of groups."""

@@ -16,7 +16,7 @@ from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.compute import op_time
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, class_of
+from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
@@ -103,12 +103,11 @@ class OpTimes:
     def _local(
         self, op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape], share: float
     ) -> LocalOp:
-        graph, dtypes = self.tables.graph, self.tables.facts.dtypes
-        op_class = class_of(op)
-        cast = self.tables.facts.precision.autocast if op_class in COMPUTE else ""
+        graph, known = self.tables.graph, self.tables.facts
+        dtypes, op_class = known.dtypes, class_of(op)
+        cast = known.precision.autocast if known.is_narrow(op) else ""
         made = next((n for n in op.outputs if n), "")
         dtype = cast or dtypes.get(made, "float32")
-        width = DTYPE_BYTES[dtype] if cast else 0
         return LocalOp(
             target=op.target,
             op_class=op_class,
@@ -117,7 +116,7 @@ class OpTimes:
             inputs=tuple(
                 LocalInput(
                     shape,
-                    prod(shape) * (width or DTYPE_BYTES[dtypes[name]]),
+                    prod(shape) * DTYPE_BYTES[known.read_as(op, name)],
                     graph.tensors[name].requires_grad,
                     graph.tensors[name].kind is Kind.PARAMETER,
                     channels_last=graph.tensors[name].channels_last,

@@ -25,7 +25,7 @@ from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import TensorDifference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
-from meshwright.runtime.check.undisturbed import give_back, same_draws
+from meshwright.runtime.check.undisturbed import give_back, own_memory, same_draws
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.step.optimizer import OptimizerChoice
 from meshwright.runtime.world.world import rank
@@ -89,7 +89,7 @@ class Checking:
         all of them if something differs."""
         start = time.perf_counter()
         made = cls(model, plan, graph, loss_fn, given, device)
-        with same_draws(device):
+        with same_draws(device), own_memory(device):
             made._repeats()
             made._refer(choice, lr)
             if made.why_not:
@@ -101,7 +101,7 @@ class Checking:
         """The rest. Every rank calls it; CheckFailed on all of them if something differs."""
         start = time.perf_counter()
         if not self.why_not:
-            with same_draws(self.device):
+            with same_draws(self.device), own_memory(self.device):
                 self._plan(job)
         self.reference = None
         give_back(job)

@@ -64,8 +64,16 @@ class Team:
 
     def measure(self, task: int, budget_s: float) -> list[Any]:
         """What every process says; Failed if one cannot."""
+        self.ask(task, budget_s)
+        return self.answers()
+
+    def ask(self, task: int, budget_s: float) -> None:
+        """Lets every process begin."""
         for pipe in self._pipes:
             pipe.send((task, budget_s))
+
+    def answers(self) -> list[Any]:
+        """What every process says that was asked; Failed if one cannot."""
         answers = [self._answer(pipe, rank) for rank, pipe in enumerate(self._pipes)]
         errors = [error for good, error in answers if not good]
         if errors:

@@ -32,7 +32,7 @@ def saved_bytes(ranks: int) -> int:
     axes = {"dp": Axis(1), "cp": Axis(ranks)}
     levels = {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()}
     site = StageSite(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
-    walk = Walk(GraphFacts.of(graph, precision("fp32")), site, None)
+    walk = Walk(GraphFacts.of(graph, precision("fp32"), "cpu"), site, None)
     for op, text in ((relu, "S(2) -> S(2)"), (conv, "S(2) R|P R|P -> S(2)")):
         walk.op(op, {"cp": parse_strategy(text)})
     return sum(walk.saved.values())

@@ -67,7 +67,7 @@ def sent_by_each(
 def walks(graph: Graph, plan: Plan) -> list[Walk]:
     """A walk of each block as the first rank runs it."""
     stage, layouts = plan.stages[0], {layout.name: layout for layout in plan.layouts}
-    facts = GraphFacts.of(graph, precision(plan.precision))
+    facts = GraphFacts.of(graph, precision(plan.precision), "cpu")
     return [
         walk_block(facts, block, layouts[stage.layouts[block.pattern]], site_of(plan))
         for block in graph.blocks

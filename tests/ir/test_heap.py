@@ -3,11 +3,12 @@
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from meshwright.ir.heap import give_back_freed_memory, keep_freed_memory
+from meshwright.ir.heap import give_back_freed_memory, keep_freed_memory, kept_apart
 from meshwright.runtime.record.resident import resident_bytes
 from meshwright.testing.spawn import run_ranks
 
@@ -57,3 +58,24 @@ def test_what_is_free_can_be_given_back_once(process: Callable[[], object]) -> N
     ((given, before, freed, after),) = run_ranks(1, process)
     assert given and freed - before > 100 * 2**20
     assert freed - after > 100 * 2**20 and after - before < 30 * 2**20
+
+
+def _apart() -> tuple[int, int]:
+    """What stays of a large tensor that is freed below one that is held: apart, in the heap."""
+    keep_freed_memory()
+    give_back_freed_memory()
+    found = []
+    for inside in (kept_apart(), nullcontext()):
+        with inside:
+            before, large = resident_bytes(), torch.ones(2**25)
+            held = torch.ones(2**10)
+            del large
+            found.append(resident_bytes() - before)
+            del held  # not before
+    return found[0], found[1]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_what_is_kept_apart_goes_when_it_is_freed() -> None:
+    ((apart, kept),) = run_ranks(1, _apart)
+    assert apart < 30 * 2**20 and kept > 100 * 2**20

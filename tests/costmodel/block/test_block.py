@@ -94,7 +94,7 @@ def test_bf16_keeps_casts() -> None:
     half = cost(precision="bf16-autocast")
     assert half.saved_bytes == (2 * MICRO * HIDDEN + MICRO * WIDTH + 2 * WIDTH * HIDDEN) * 2
     assert half.param_bytes == cost().param_bytes
-    facts = GraphFacts.of(mlp(), precision("bf16-autocast"))
+    facts = GraphFacts.of(mlp(), precision("bf16-autocast"), "cpu")
     assert [facts.dtypes[n] for n in ("h_0", "g_0", "x1")] == ["bfloat16", "bfloat16", "float32"]
 
 

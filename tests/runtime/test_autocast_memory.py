@@ -1,0 +1,59 @@
+"""Memory under autocast on a CPU: predicted beside tracked bytes of tensors."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.peaks import peak_of
+
+WORDS, TOKENS = 128, 64
+
+
+class _Language(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.model(ids).logits[:, :-1].float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _gpt2() -> nn.Module:
+    """Its GELU is of powers: in float32 under autocast on GPUs, not on CPUs."""
+    drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=WORDS, n_positions=TOKENS, n_embd=64, n_layer=2, n_head=4, use_cache=False,
+        bos_token_id=0, eos_token_id=0, **drops,
+    ))  # fmt: skip
+
+
+def _llama() -> nn.Module:
+    """Several products read one value, which each of them casts for itself."""
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=WORDS, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS,
+        use_cache=False,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [_gpt2, _llama])
+@pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])
+def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
+    torch.manual_seed(0)
+    model, data = _Language(make()), (torch.randint(WORDS, (8, TOKENS)),)
+    graph = trace(model, data, precision=precision)
+    made = make_problem(graph, Cluster.local(1), precision=precision, optimizer="sgd")
+    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
+    job = compile_job(
+        model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data
+    )  # fmt: skip
+    assert plan.predicted is not None
+    predicted = plan.predicted.stages[0].memory.tensor_bytes
+    assert predicted / peak_of(job, data) == pytest.approx(1.0, abs=0.01)
