@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 from torch.fx import Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -36,6 +37,9 @@ CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 DispatchMode: Any = TorchDispatchMode
+LazyGraphModule: Any = _LazyGraphModule
+"""A `GraphModule` that makes its Python when it is first called: most are changed before that, or
+only read."""
 
 # torch 2.13 renamed these two and warns of the old names.
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl

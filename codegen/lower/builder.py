@@ -37,7 +37,7 @@ from meshwright.ir.layout.paths import path
 from meshwright.ir.ops.gather import of_rows_here
 from meshwright.ir.placed.spots import KernelSpot
 from meshwright.ir.plan.keeping import operands_key
-from meshwright.ir.torch_private import makes_view, returns_list
+from meshwright.ir.torch_private import LazyGraphModule, makes_view, returns_list
 from meshwright.ir.trace.changing import written
 
 Placed = tuple[Placement, ...]
@@ -272,7 +272,8 @@ class Builder:
         ]
         self.fx.output(tuple(nodes))
         self.fx.lint()
-        return fx.GraphModule(nn.Module(), self.fx)
+        made: fx.GraphModule = LazyGraphModule(nn.Module(), self.fx)
+        return made
 
     def _is_parameter(self, name: str) -> bool:
         """Whether it is a parameter, or a view of one."""

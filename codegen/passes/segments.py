@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from meshwright.codegen.collectives.comm import AxisConversion, Comm
 from meshwright.codegen.collectives.line import TRAVEL, TradedRows
 from meshwright.ir.layout.conversions import COMMUNICATES
+from meshwright.ir.torch_private import LazyGraphModule
 
 _SENDS = COMMUNICATES | {TRAVEL}
 
@@ -199,7 +200,7 @@ def _phase(own: Sequence[fx.Node], made: Sequence[fx.Node], moves: tuple[Moved, 
     for node in own:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[n] for n in made))
-    code = fx.GraphModule(nn.Module(), graph)
+    code: fx.GraphModule = LazyGraphModule(nn.Module(), graph)
     names = tuple(n.name for n in reads if n.name != "comm")
     return Phase(code, names, tuple(n.name for n in made), moves, tuple(own))
 

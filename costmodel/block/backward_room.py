@@ -1,7 +1,7 @@
 """What the backward of a block has at once beside what the block saved: gradients of values on
 their way, less what ops have saved whose backward has run."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import Walk
@@ -28,14 +28,14 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     ops = [step for step in walk.script if isinstance(step, OpStep)]
     pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
     steps = [step for step, _ in pairs]
-    roots, most, freed = walk.facts.roots, 0, 0
+    roots, most, freed = _of_gradients(walk, ops), 0, 0
     to_come = _gradients_to_come(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    live = _Live(_entering(walk, left))
+    live = _Live(_entering(walk, left, roots))
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
-        if step.op_class is not OpClass.VIEW:
+        if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
             made, passed = dict[str, int](), set[str]()
             new = 0
             elements = walk.local.elements
@@ -48,6 +48,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
                     new += nbytes
                     made.setdefault(roots[name], nbytes)
             beside, least = pairs[number][1]
+            beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = max(live.nbytes + new + beside, least)
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
@@ -123,11 +124,52 @@ def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:
     return found
 
 
-def _entering(walk: Walk, left: Collection[str]) -> Iterator[tuple[str, int]]:
+def _entering(
+    walk: Walk, left: Collection[str], roots: Mapping[str, str]
+) -> Iterator[tuple[str, int]]:
     tensors = walk.facts.graph.tensors
     for name in left:
         if tensors[name].requires_grad:
-            yield walk.facts.roots[name], walk.nbytes(name, walk.placed[name])
+            yield roots[name], walk.nbytes(name, walk.placed[name])
+
+
+def _changes_size(step: OpStep, elements: Sequence[int]) -> bool:
+    """Whether a view has another number of elements than what it views: its gradient is no view
+    of that's then, but filled up with zeros or summed."""
+    return any(elements[value] != elements[step.inputs[0].value] for value, _ in step.outputs)
+
+
+def _of_unused_parts(
+    step: OpStep, elements: Sequence[int], has_gradient: Callable[[str], bool]
+) -> int:
+    """Bytes of the zeros that stand for gradients of parts of a cut which nothing has read."""
+    if step.op_class is not OpClass.VIEW or len(step.op.outputs) < 2:
+        return 0
+    names = [name for name in step.op.outputs if name]
+    used = [
+        elements[value]
+        for name, (value, _) in zip(names, step.outputs, strict=True)
+        if has_gradient(name)
+    ]
+    whole = step.inputs[0]
+    return (elements[whole.value] - sum(used)) * whole.width
+
+
+def _of_gradients(walk: Walk, ops: Sequence[OpStep]) -> Mapping[str, str]:
+    """Value -> that whose gradient its own is a view of."""
+    found = dict(walk.facts.roots)
+    for step in ops:
+        for name in step.op.outputs:
+            if not name or found[name] == name:
+                continue
+            if step.op_class is OpClass.VIEW and _changes_size(step, walk.local.elements):
+                found[name] = name
+            else:
+                root = found[name]
+                found[name] = next(
+                    (found[n] for n in step.op.inputs if n and walk.facts.roots[n] == root), root
+                )
+    return found
 
 
 def _freed_by(saved: Mapping[SavedKey, int], steps: Sequence[OpStep]) -> list[int]:

@@ -89,7 +89,8 @@ class BlockCost:
     freed_bytes: int = 0
     """Of what the block makes, what is there until it has run, as after that it is held in less."""
     eased_bytes: int = 0
-    """By which its backward needs less than `workspace_bytes` beside what was saved."""
+    """By which its backward needs less than `workspace_bytes` beside what was saved; below 0: more,
+    of what is there inside backwards alone."""
     late_bytes: int = 0
     """By which it needs less than that where there are no gradients of its parameters before, of
     which all count as there."""
@@ -261,7 +262,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     ]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     room = backward_room(walk, saved, block.outputs)
-    most = min(walk.workspace, room.most)
+    most = min(walk.in_backward, room.most)
     return BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,

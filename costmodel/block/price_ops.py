@@ -7,6 +7,7 @@ from math import prod
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey, Target
 from meshwright.costmodel.block.sent import NEEDED, InnerSent, MoveSent, Needed
+from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
@@ -29,6 +30,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.graph.routed_graph import evenly_routed
+from meshwright.ir.graph.temporaries import temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
@@ -70,6 +72,8 @@ class Walk(Trace):
     tape: Tape = field(default_factory=list)
     """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
+    in_backward: int = 0
+    """The same with what is there inside backwards alone."""
     logits: int = 0
     """Most that a loss reads."""
     rooms: list[tuple[int, int]] = field(default_factory=list)
@@ -166,7 +170,7 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside, least, own = 0, 0, None
+        beside, least, later, own = 0, 0, 0, None
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
@@ -177,7 +181,10 @@ class Walk(Trace):
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
             self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
-        self.rooms.append((beside, least))
+            later = self._temporaries(step, local)
+            with_these = operands + beside + later + local.output_bytes
+            self.in_backward = max(self.in_backward, with_these, least)
+        self.rooms.append((beside + later, least))
         self._save(step, share, own and own[0])
 
     def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
@@ -208,6 +215,21 @@ class Walk(Trace):
             some = travel or shapes[3] != self.facts.graph.tensors[op.inputs[3]].shape
             inside = count(op, shapes, kept, width, self.site.device.kind, some)
         return 2 * come + inside
+
+    def _temporaries(self, step: OpStep, local: LocalOp) -> int:
+        """Of an operator as torch has it; other stacks have kernels of their own for some."""
+        if self.site.run_as is not USUAL or not step.has_gradient:
+            return 0
+        elements = self.local.elements
+        largest = max(elements[value] for value, _ in step.outputs)
+        wanted = [given.requires_grad for given in step.inputs]
+        spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
+        values, flags = temporaries(step.op.target, wanted, spread)
+        if not values and not flags:
+            return 0
+        return max(largest, elements[step.inputs[0].value]) * (
+            values * product_bytes(local.dtype) + flags
+        )
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""

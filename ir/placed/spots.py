@@ -142,7 +142,8 @@ def everywhere(
         axes = stage.axes(plan.global_batch_size)
         alike: dict[tuple[str, bool], list[Block]] = {}
         for block in plan.stage_blocks(graph, index):
-            alike.setdefault((block.pattern, bool(stage.keeping(block))), []).append(block)
+            keeps = bool(stage.saved and stage.keeping(block))
+            alike.setdefault((block.pattern, keeps), []).append(block)
         first = {pattern: blocks[0] for (pattern, _), blocks in reversed(alike.items())}
         for (pattern, _), blocks in alike.items():
             name = stage.layouts.get(pattern)

@@ -74,8 +74,13 @@ class Schedule:
     """Actions that run together; in their row one comes right after the other."""
 
     def __str__(self) -> str:
+        return "\n".join(self.rows)
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """Each row as text; one table is that of many plans of a search."""
         rows = [[PAIRED.join(map(str, unit)) for unit in self.units(row)] for row in self.ranks]
-        return "\n".join(map(" ".join, rows))
+        return tuple(map(" ".join, rows))
 
     def units(self, row: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
         """What a row takes one after the other: single actions, and pairs."""

@@ -137,7 +137,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         objective=problem.objective,
         constraints=tuple(map(str, problem.constraints)),
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),
-        schedule=ScheduleTable(name=choice.schedule, rows=tuple(str(schedule).splitlines())),
+        schedule=ScheduleTable(name=choice.schedule, rows=schedule.rows),
         layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )

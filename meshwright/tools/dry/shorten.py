@@ -50,5 +50,5 @@ def _with(plan: Plan, schedule: Schedule, count: int) -> Plan:
         plan,
         num_microbatches=count,
         global_batch_size=count * plan.samples_per_microbatch,
-        schedule=ScheduleTable(name=schedule.name, rows=tuple(str(schedule).splitlines())),
+        schedule=ScheduleTable(name=schedule.name, rows=schedule.rows),
     )

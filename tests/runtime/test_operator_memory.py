@@ -1,0 +1,51 @@
+"""Memory of a step whose most is inside one operator's backward: predicted beside tracked bytes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.peaks import peak_of
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": lambda y: ((y - 1) ** 2).mean(),
+    "erf": lambda y: y.erf().mean(),
+    "quotient": lambda y: (y / (y * y + 1)).mean(),
+    "quotient of rows": lambda y: (y / (y.abs().sum(-1, keepdim=True) + 1)).mean(),
+    "product with means": lambda y: (y * y.mean(-1, keepdim=True)).mean(),
+    "one column": lambda y: y.log_softmax(-1)[..., 0].mean(),
+    "neighbours": lambda y: (y[:, :-1] * y[:, 1:]).mean(),
+    "halves": lambda y: (nn.functional.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).mean(),
+    "rows of a list": lambda y: y[torch.arange(0, 512, 2)].mean(),
+    "clamp": lambda y: y.clamp(-1, 1).mean(),
+    "squares of rows": lambda y: nn.functional.layer_norm(y, (256,)).pow(2).mean(),
+    "unit rows": lambda y: nn.functional.normalize(y, dim=-1)[..., 0].mean(),
+}
+
+
+class _Loss(nn.Module):
+    def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.into, self.of = nn.Linear(64, 256), of
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(self.into(x))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_backwards_hold_inside_is_predicted(name: str) -> None:
+    torch.manual_seed(0)
+    model, data = _Loss(LOSSES[name]), (torch.randn(512, 64),)
+    graph = trace(model, data, precision="fp32")
+    made = make_problem(graph, Cluster.local(1), precision="fp32", optimizer="sgd")
+    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
+    job = compile_job(model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data)
+    assert plan.predicted is not None
+    predicted = plan.predicted.stages[0].memory.tensor_bytes
+    assert predicted / peak_of(job, data) == pytest.approx(1.0, abs=0.01)
