@@ -9,7 +9,7 @@ of bfloat16; nothing is fitted to it. NVIDIA counts all scores, causal or not.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -98,9 +98,10 @@ def useful_flops(graph: Graph) -> float:
     )
 
 
-def row(name: str, seconds: float, preset: str, count: int) -> str:
+def row(name: str, seconds: float, preset: str, count: int, precision: str) -> str:
     """Returns what is found of a model: a line for ours and one for the other layout."""
     case = CASES[name]
+    case = replace(case, precision=precision or case.precision)
     began = time.process_time()
     graph = traced(case)
     traced_s = time.process_time() - began

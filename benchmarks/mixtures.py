@@ -1,6 +1,7 @@
 """Mixtures of experts at full size: our plan beside the layout that was published for the model.
 
 python -m benchmarks.mixtures [mixtral-8x22b ...] [--seconds 20] [--devices b200:512]
+[--precision fp8-tensorwise]
 
 Models are traced without weights. The published layout is asked for by pins: the search completes
 what these leave open, so that it is priced at its best, in the same cost model. Utilisation is of
@@ -141,16 +142,15 @@ MIXTURES = {
 }
 
 
-def traced(mixture: Mixture) -> Graph:
+def traced(mixture: Mixture, precision: str) -> Graph:
     """Returns the model's graph at its batch."""
     config = mixture.config()
     config.dtype = torch.bfloat16
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)
-    return trace(
-        model, {"input_ids": ids, "labels": ids}, global_batch_size=mixture.batch, precision="bf16"
-    )
+    inputs = {"input_ids": ids, "labels": ids}
+    return trace(model, inputs, global_batch_size=mixture.batch, precision=precision)
 
 
 def found(problem: Problem, seconds: float) -> Plan | str:
@@ -162,11 +162,12 @@ def found(problem: Problem, seconds: float) -> Plan | str:
         return str(error)
 
 
-def row(name: str, seconds: float, preset: str, count: int) -> str:
+def row(name: str, seconds: float, preset: str, count: int, precision: str) -> str:
     """Returns what is found of a model, in one line and one for what was published."""
     mixture = MIXTURES[name]
     began = time.process_time()
-    graph = traced(mixture)
+    precision = precision or "bf16"
+    graph = traced(mixture, precision)
     traced_s = time.process_time() - began
     gpus = count or mixture.gpus
     cluster = Cluster.preset(preset, num_nodes=gpus // 8)
@@ -176,7 +177,7 @@ def row(name: str, seconds: float, preset: str, count: int) -> str:
     def said(pins: tuple[str, ...]) -> tuple[str, float]:
         asked = tuple(parse_constraint(pin) for pin in pins)
         started = time.process_time()
-        plan = found(make_problem(graph, cluster, precision="bf16", constraints=asked), seconds)
+        plan = found(make_problem(graph, cluster, precision=precision, constraints=asked), seconds)
         took_s = time.process_time() - started
         if isinstance(plan, str):
             return f"{plan}; searched in {took_s:.0f} s", 0.0

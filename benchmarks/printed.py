@@ -20,19 +20,20 @@ def print_page(about: str | None, made: Callable[..., str], *paths: str) -> None
 
 
 def print_models(
-    about: str | None, row: Callable[[str, float, str, int], str], models: Iterable[str]
+    about: str | None, row: Callable[[str, float, str, int, str], str], models: Iterable[str]
 ) -> None:
     """Prints a row for each model that the command line names, else for all, made by searches of as
     many seconds as it says, on the devices that it names: a preset and how many, 0 for as many as
-    the model's case has. `about`: the program's docstring."""
+    the model's case has, in the precision that it names or ''. `about`: the program's docstring."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--devices", default="h100-sxm", help="a preset, as h100-sxm or b200:512")
+    parser.add_argument("--precision", default="", help="as a plan's; else that of the case")
     options = parser.parse_args()
     preset, _, count = options.devices.partition(":")
     for name in options.models or models:
-        print(row(name, options.seconds, preset, int(count or 0)), flush=True)
+        print(row(name, options.seconds, preset, int(count or 0), options.precision), flush=True)
 
 
 def beside(
