@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.costmodel.as_run import as_run
-from meshwright.costmodel.block.block import BlockCost, price_prelude
+from meshwright.costmodel.block.block import BlockCost, PreludeCost, price_prelude
 from meshwright.costmodel.block.block_costs import BlockCosts
 from meshwright.costmodel.block.block_costs import BlockSpot as BlockSpot
 from meshwright.costmodel.block.keeping import Policy
@@ -95,7 +95,7 @@ class CostTables:
         devices = {device.name: device for device in self.cluster.device_types}
         self.blocks = BlockCosts(self.facts, devices, timer, profile, self.run_as)
         self._stages: dict[tuple[object, ...], StageCost] = {}
-        self._preludes: dict[object, tuple[float, int]] = {}
+        self._preludes: dict[object, PreludeCost] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
@@ -277,15 +277,16 @@ class CostTables:
                     elif nbytes > kept[root]:
                         kept[root] = nbytes
             params.update(zip(block.params, cost.param_bytes, strict=True))
-        prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
+        prelude = self._prelude(blocks, layouts.get(PRELUDE), spot)
+        params = dict(prelude.state) | params
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        saved[0] += prelude_bytes
+        saved[0] += prelude.made_bytes
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
         return StageCost(
-            forward_s=sum([c.forward_s for c in costs]) + prelude_s,
+            forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
             backward_weight_s=sum([c.backward_weight_s for c in costs]),
             comm_forward_s=sum([c.comm_forward_s for c in costs]),
@@ -321,11 +322,11 @@ class CostTables:
 
     def _prelude(
         self, blocks: Sequence[Block], layout: BlockLayout | None, spot: BlockSpot
-    ) -> tuple[float, int]:
+    ) -> PreludeCost:
         used = {name for block in blocks for name in block.inputs}
         needed = self.facts.prelude_values & used
         if layout is None or not needed:
-            return 0.0, 0
+            return PreludeCost()
         key = self.blocks.layout_key(layout), needed, spot
         if key not in self._preludes:
             site = self.blocks.site(spot)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.costmodel.block.backward_room import backward_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
@@ -353,10 +354,20 @@ def _left_at_border(walk: Walk, name: str, where: Where) -> int:
     return walk.nbytes(name, where) if ours and tensor.requires_grad else 0
 
 
+class PreludeCost(NamedTuple):
+    """Of the ops before all blocks that some of these need."""
+
+    forward_s: float = 0.0
+    made_bytes: int = 0
+    """Of each micro-batch."""
+    state: tuple[tuple[str, int], ...] = ()
+    """Buffers that they read, with bytes on a rank."""
+
+
 def price_prelude(
     facts: GraphFacts, layout: BlockLayout, needed: frozenset[str], site: StageSite
-) -> tuple[float, int]:
-    """(forward seconds, bytes of what it makes) of the prelude ops behind the `needed` values."""
+) -> PreludeCost:
+    """The cost of the prelude ops behind the `needed` values."""
     walk = Walk(facts, site, None)
     for name in facts.graph.inputs:
         batch = name in facts.graph.batch_inputs
@@ -371,4 +382,10 @@ def price_prelude(
         walk.op(op, _strategies(layout, op))
     own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
     walk.clock.settle(site.device, of_block=False)
-    return walk.clock.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)
+    tensors = facts.graph.tensors
+    read = {n for op in chosen for n in op.inputs if n and tensors[n].kind is Kind.BUFFER}
+    return PreludeCost(
+        walk.clock.forward_s,
+        sum(walk.nbytes(n, walk.placed[n]) for n in own),
+        tuple((n, walk.nbytes(n, walk.placed.get(n, {}))) for n in sorted(read)),
+    )

@@ -29,6 +29,20 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class _Reads(nn.Module):
+    """A part of a large buffer, before all that depends on data."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(64, 256)
+        self.register_buffer("table", torch.randn(512, 512), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.into(x) + self.table[0, 0]).tanh().mean()
+
+
 class _Loss(nn.Module):
     def __init__(self, of: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -40,8 +54,16 @@ class _Loss(nn.Module):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_backwards_hold_inside_is_predicted(name: str) -> None:
+    _check(_Loss(LOSSES[name]))
+
+
+def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
+    _check(_Reads())
+
+
+def _check(model: nn.Module) -> None:
     torch.manual_seed(0)
-    model, data = _Loss(LOSSES[name]), (torch.randn(512, 64),)
+    data = (torch.randn(512, 64),)
     graph = trace(model, data, precision="fp32")
     made = make_problem(graph, Cluster.local(1), precision="fp32", optimizer="sgd")
     plan = build_plan(made, uniform_choice(made, num_microbatches=1))

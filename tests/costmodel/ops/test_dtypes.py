@@ -124,7 +124,7 @@ def test_our_own_operators_are_not_torchs():
 
 
 def test_in_single_precision_a_part_in_float64_keeps_its_width():
-    """Nothing casts it at run time: priced as float32 its memory was 49 % too little."""
+    """Nothing casts it at run time: as float32 a model in float64 was priced at half its memory."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).double(), nn.Linear(8, 8))
 
     class Mixed(nn.Module):
