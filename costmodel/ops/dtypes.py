@@ -21,13 +21,10 @@ def runtime_dtypes(graph: Graph, precision: Precision, kind: str) -> dict[str, s
 
     Under torch.autocast parameters stay float32, some operators get what they read in its dtype or
     in float32, and all give what promotion says. Else all are in one type, or in those that they
-    are traced in: nothing makes a value narrower than the model has it.
+    are traced in.
     """
     if target := precision.all_in:
-        return {
-            n: max(target, t.dtype, key=_FLOATS.index) if is_float(t.dtype) else t.dtype
-            for n, t in graph.tensors.items()
-        }
+        return {n: target if is_float(t.dtype) else t.dtype for n, t in graph.tensors.items()}
     if not precision.autocast:
         return {name: tensor.dtype for name, tensor in graph.tensors.items()}
     dtypes = {name: _stored(tensor) for name, tensor in graph.tensors.items()}

@@ -121,22 +121,3 @@ def test_batch_norm_keeps_the_dtype_that_it_gets() -> None:
 
 def test_our_own_operators_are_not_torchs():
     assert cast_of("meshwright.linear.default", "cpu") is None
-
-
-def test_in_single_precision_a_part_in_float64_keeps_its_width():
-    """Nothing casts it at run time: as float32 a model in float64 was priced at half its memory."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).double(), nn.Linear(8, 8))
-
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            first, wide, last = self.parts
-            return last(wide(first(x).double()).float()).mean()
-
-    graph = trace(Mixed(), (torch.ones(4, 8),), precision="fp32")
-    found = runtime_dtypes(graph, precision("fp32"), "cpu")
-    assert found == {name: tensor.dtype for name, tensor in graph.tensors.items()}
-    assert set(found.values()) == {"float32", "float64"}
