@@ -225,10 +225,15 @@ def test_passes_of_experts_are_as_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         assert passes_beside(op, measured, DEVICE, style("")) is None
         # Where a stack has products of 8-bit floats, inputs and gradients of both are cast.
         numbers, casting = precision("fp8-tensorwise"), Casting(operand=4, result=2)
-        narrow = as_multiplied_by(op, style("megatron"), numbers)
+        plain, scaled = (
+            Op("experts", "experts", TARGET, (("form", form),), (), (), "")
+            for form in ("", "tensorwise")
+        )
+        narrow = as_multiplied_by(op, scaled, style("megatron"), numbers)
         assert narrow.dtype == numbers.products != op.dtype
-        assert as_multiplied_by(op, style("megatron"), precision("bf16")) == op
-        assert as_multiplied_by(op, style(""), numbers) == op
+        assert as_multiplied_by(op, scaled, style("megatron"), precision("bf16")) == op
+        assert as_multiplied_by(op, plain, style("megatron"), numbers) == op
+        assert as_multiplied_by(op, scaled, style(""), numbers) == narrow
         more = passes_beside(narrow, known, replace(DEVICE, casting=casting), style("megatron"))
         assert more and [
             (more.forward_s - less.forward_s) * RATE,
