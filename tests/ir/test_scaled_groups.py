@@ -75,11 +75,13 @@ def test_each_expert_is_as_a_layer_of_torchao(recipe: str, dtype: torch.dtype) -
     rounds twice where a tensor of bfloat16 has one scale, and makes bfloat16 of float32 by row."""
     with_library("torchao")
     given = values(dtype=dtype)
+    # Threads add in any order: a few results in bfloat16 are rounded to the other side.
+    bound = 4e-4 if dtype == torch.bfloat16 else 1e-5
     found, wanted = EXPERTS(**given, form=recipe), of_torchao(given, recipe)
     for ours, theirs in zip(
         (found, *gradients(found, given)), (wanted, *gradients(wanted, given)), strict=True
     ):
-        assert (ours - theirs).float().norm() < 1e-5 * theirs.float().norm()
+        assert (ours - theirs).float().norm() < bound * theirs.float().norm()
     plain = EXPERTS(**given)
     assert (plain - wanted).float().norm() > 1e-2 * wanted.float().norm()
 
