@@ -235,6 +235,12 @@ class StageMemory:
         return found
 
     @cached_property
+    def most_sent_bytes(self) -> int:
+        """Most on its way at once in the last backward of a step, whatever else is there."""
+        sent = [rise[2] for _, rise in self.backward_rises(first=True, last=True)]
+        return max(sent, default=0) + self.always.communication
+
+    @cached_property
     def remakes(self) -> bool:
         """Whether its backward makes something again, so that a second half takes less."""
         return any([block.one_op > block.halving for block in self.blocks])

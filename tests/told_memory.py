@@ -1,0 +1,29 @@
+"""Memory of a plan for one process on a CPU, beside what its tensors hold."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.peaks import peak_of
+
+
+def told_of_held(
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str = "sgd", **choice: Any
+) -> float:
+    """Predicted over tracked bytes at the peak of a step, of one micro-batch unless `choice` has
+    others."""
+    torch.manual_seed(0)
+    traced = trace(model, data, precision=precision)
+    made = make_problem(traced, Cluster.local(1), precision=precision, optimizer=optimizer)
+    plan = build_plan(made, uniform_choice(made, **{"num_microbatches": 1, **choice}))
+    job = compile_job(
+        model, plan, optimizer=optimizer, device="cpu", check=False, example_inputs=data
+    )  # fmt: skip
+    assert plan.predicted is not None
+    return plan.predicted.stages[0].memory.tensor_bytes / peak_of(job, data)
