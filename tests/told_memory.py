@@ -1,7 +1,5 @@
 """Memory of a plan for one process on a CPU, beside what its tensors hold."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,14 +12,13 @@ from meshwright.testing.peaks import peak_of
 
 
 def told_of_held(
-    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str = "sgd", **choice: Any
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str = "sgd"
 ) -> float:
-    """Predicted over tracked bytes at the peak of a step, of one micro-batch unless `choice` has
-    others."""
+    """Predicted over tracked bytes at the peak of a step of one micro-batch."""
     torch.manual_seed(0)
     traced = trace(model, data, precision=precision)
     made = make_problem(traced, Cluster.local(1), precision=precision, optimizer=optimizer)
-    plan = build_plan(made, uniform_choice(made, **{"num_microbatches": 1, **choice}))
+    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
     job = compile_job(
         model, plan, optimizer=optimizer, device="cpu", check=False, example_inputs=data
     )  # fmt: skip

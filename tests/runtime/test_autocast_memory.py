@@ -5,12 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.peaks import peak_of
+from tests.told_memory import told_of_held
 
 WORDS, TOKENS = 128, 64
 
@@ -48,12 +43,4 @@ def _llama() -> nn.Module:
 def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
     torch.manual_seed(0)
     model, data = _Language(make()), (torch.randint(WORDS, (8, TOKENS)),)
-    graph = trace(model, data, precision=precision)
-    made = make_problem(graph, Cluster.local(1), precision=precision, optimizer="sgd")
-    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
-    job = compile_job(
-        model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data
-    )  # fmt: skip
-    assert plan.predicted is not None
-    predicted = plan.predicted.stages[0].memory.tensor_bytes
-    assert predicted / peak_of(job, data) == pytest.approx(1.0, abs=0.01)
+    assert told_of_held(model, data, precision) == pytest.approx(1.0, abs=0.01)

@@ -6,13 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from meshwright.codegen.attention import dropped
-from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.random import chances
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.peaks import peak_of
+from tests.told_memory import told_of_held
 
 
 class _Attends(nn.Module):
@@ -70,15 +65,5 @@ def test_masks_are_as_wide_as_what_they_multiply(precision) -> None:
 
 
 def _predicted_of_counted(model: nn.Module, tokens: int, precision: str) -> float:
-    """Of the bytes of tensors at the peak of a step."""
     torch.manual_seed(0)
-    data = (torch.randn(4, tokens, 32),)
-    traced = trace(model, data, precision=precision)
-    made = make_problem(traced, Cluster.local(1), precision=precision, optimizer="sgd")
-    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
-    job = compile_job(
-        model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data
-    )  # fmt: skip
-    counted = peak_of(job, data)
-    assert plan.predicted is not None
-    return plan.predicted.stages[0].memory.tensor_bytes / counted
+    return told_of_held(model, (torch.randn(4, tokens, 32),), precision)

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.peaks import peak_of
+from tests.told_memory import told_of_held
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "square": lambda y: ((y - 1) ** 2).mean(),
@@ -62,12 +57,5 @@ def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
 
 
 def _check(model: nn.Module) -> None:
-    torch.manual_seed(0)
-    data = (torch.randn(512, 64),)
-    graph = trace(model, data, precision="fp32")
-    made = make_problem(graph, Cluster.local(1), precision="fp32", optimizer="sgd")
-    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
-    job = compile_job(model, plan, optimizer="sgd", device="cpu", check=False, example_inputs=data)
-    assert plan.predicted is not None
-    predicted = plan.predicted.stages[0].memory.tensor_bytes
-    assert predicted / peak_of(job, data) == pytest.approx(1.0, abs=0.01)
+    told = told_of_held(model, (torch.randn(512, 64),), "fp32")
+    assert told == pytest.approx(1.0, abs=0.01)
