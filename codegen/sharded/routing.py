@@ -16,7 +16,8 @@ from torch.autograd.graph import get_gradient_edge
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import TradedRows
 from meshwright.codegen.sharded.later import taking
-from meshwright.ir.graph.experts import Operands, of_some
+from meshwright.ir.graph.expert_form import of_some
+from meshwright.ir.graph.experts import Operands
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
     home_reference,

@@ -23,7 +23,7 @@ from meshwright.codegen.sharded.routing import (
 )
 from meshwright.codegen.sharded.statistics import batch_norm
 from meshwright.codegen.sharded.vocabulary import cross_entropy_total, linear_cross_entropy
-from meshwright.ir.graph.experts import of_some
+from meshwright.ir.graph.expert_form import of_some
 from meshwright.ir.kernels import load
 
 

@@ -7,23 +7,22 @@ none, and adds nothing: a rank can hold some of the experts, and a token can be 
 
 How the experts of a model differ is said as data: what is between their products is a text that
 names a file of `ir.gates`, biases and a gate of its own are tensors that may be missing, and how
-weights are stored is said in words (`ExpertForm`).
+weights are stored is said in words (`ir.graph.expert_form`).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.extensions import nearest
 from meshwright.ir.gates import parse_gate
+from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.grouped import PairGroups, groups_of
 from meshwright.ir.graph.own_operators import LIBRARY
-from meshwright.ir.graph.scaled_groups import Scaling, fits, outer
+from meshwright.ir.graph.scaled_groups import fits, outer
 from meshwright.ir.graph.scaled_groups import product as made_of
+from meshwright.ir.precision import Scaling
 
 Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
@@ -38,62 +37,6 @@ LIBRARY.define(
     "experts_backward_weights(Tensor grad, Tensor grad_product, Tensor gated, "
     f"{_ARGUMENTS}) -> Tensor[]"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertForm:
-    """How weights are stored, and where routing weights come in. Each field is a word of the text
-    that the operator gets, such as `transposed_first interleaved`; without any, weights are
-    [experts, out, in], all gates come before all that goes beside them, and outputs are scaled."""
-
-    transposed_first: bool = False
-    """`gate_up` and `up` are [E, in, out]."""
-    transposed_last: bool = False
-    """`down` is [E, in, out]."""
-    interleaved: bool = False
-    """Columns of the first product are gate 0, up 0, gate 1, up 1 and so on."""
-    scaled_input: bool = False
-    """Routing weights multiply what goes into an expert, not what comes out."""
-    some: bool = False
-    """These are some of all experts: pairs that are not here get no rows."""
-    rowwise: bool = False
-    """Products are of 8-bit floats, with a scale for each row and column, where kernels take their
-    sizes."""
-    tensorwise: bool = False
-    """The same with a scale for each expert's operands."""
-
-    @property
-    def scaling(self) -> Scaling:
-        """What has a scale of its own; empty: products are of values as they are."""
-        return "row" if self.rowwise else "tensor" if self.tensorwise else ""
-
-    def __str__(self) -> str:
-        return " ".join(name for name in self.__slots__ if getattr(self, name))
-
-
-def of_some(form: object) -> str:
-    """The text of a form where a rank has some of all experts."""
-    return f"{form or ''} some".strip()
-
-
-def of_narrow(form: object, scaling: Scaling) -> str:
-    """The text of a form whose products are of 8-bit floats."""
-    return f"{form or ''} {scaling}wise".strip()
-
-
-@lru_cache(maxsize=64)
-def parse_form(text: str) -> ExpertForm:
-    """The form of a text; PlanError for a word that is none."""
-    words = text.split()
-    for word in words:
-        if word not in ExpertForm.__slots__:
-            raise PlanError(
-                f"form {text!r}: {word!r} is no word of it; nearest is "
-                f"{nearest(word, ExpertForm.__slots__)!r} of {', '.join(ExpertForm.__slots__)}"
-            )
-    if {"rowwise", "tensorwise"} <= {*words}:
-        raise PlanError(f"form {text!r}: products have one kind of scale; keep one of the words")
-    return ExpertForm(**dict.fromkeys(words, True))
 
 
 class Operands(NamedTuple):

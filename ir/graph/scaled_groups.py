@@ -9,7 +9,7 @@ On a GPU of the ninth generation that is torch's kernel, otherwise a loop over r
 the same rounded values in float32 or wider.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -26,10 +26,8 @@ from meshwright.ir.graph.cast_groups import (
 from meshwright.ir.graph.float8 import MULTIPLE
 from meshwright.ir.graph.grouped import PairGroups, grouped, grouped_outer
 from meshwright.ir.launch import TAKEN, triton, why_torch
+from meshwright.ir.precision import Scaling
 from meshwright.ir.torch_private import SCALED_GROUPED_MM
-
-Scaling = Literal["", "tensor", "row"]
-"""What has a scale of its own; empty: products are of values as they are."""
 
 
 class _Cast(NamedTuple):

@@ -8,7 +8,8 @@ from math import ceil, gcd, prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import parse_gate
-from meshwright.ir.graph.experts import EXPERTS_TARGET, parse_form
+from meshwright.ir.graph.expert_form import parse_form
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
@@ -23,11 +24,12 @@ from meshwright.ir.graph.op_forms import (
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.routing import Routing, spread_evenly
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
-from meshwright.ir.graph.scaled_groups import Scaling, fits
+from meshwright.ir.graph.scaled_groups import fits
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.nesting import Splits, nesting_problem, outermost_first, splits_of
 from meshwright.ir.layout.op_messages import Inner, Operands
+from meshwright.ir.precision import Scaling
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:

@@ -31,6 +31,7 @@ AS_TRACED = "bf16-autocast"
 
 
 Scaling = Literal["", "tensor", "row"]
+"""What has a scale of its own; empty: products are of values as they are."""
 _ONLY_PRODUCTS = {"tf32": 4}
 """Bytes of what no tensor is in."""
 

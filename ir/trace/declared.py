@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.graph.experts import EXPERTS, ExpertForm
+from meshwright.ir.graph.expert_form import ExpertForm
+from meshwright.ir.graph.experts import EXPERTS
 
 Forward = Callable[..., Any]
 Declared = TypeVar("Declared", bound=nn.Module | type[nn.Module])

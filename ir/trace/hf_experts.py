@@ -12,7 +12,7 @@ from torch import nn
 from transformers.integrations import moe
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.graph.experts import ExpertForm
+from meshwright.ir.graph.expert_form import ExpertForm
 from meshwright.ir.trace.declared import declared_forward, mix_experts
 from meshwright.ir.trace.found_gate import found_gate, numbers_of
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.graph.experts import EXPERTS_TARGET, of_narrow
+from meshwright.ir.graph.expert_form import of_narrow
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.float8 import LINEARS, MULTIPLE
 from meshwright.ir.graph.graph import Kind, Ref
 from meshwright.ir.precision import Precision, Scaling

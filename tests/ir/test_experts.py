@@ -10,13 +10,12 @@ from meshwright.ir import torch_private
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import gates, parse_gate, said
 from meshwright.ir.graph import grouped
+from meshwright.ir.graph.expert_form import ExpertForm, of_some
 from meshwright.ir.graph.experts import (
     EXPERTS,
     MADE_OF,
-    ExpertForm,
     Operands,
     experts_forward,
-    of_some,
 )
 from meshwright.ir.graph.graph import Op, Ref
 from meshwright.ir.ops import facts

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.experts import ExpertForm
+from meshwright.ir.graph.expert_form import ExpertForm
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
