@@ -64,7 +64,8 @@ def _rank_memory(
     if on_host:
         # Flat tensors and activations differ in size: a heap that one kind has grown does not
         # serve the other.
-        sent = max(memories[i].most_sent_bytes for i in own)
+        first = plan.num_microbatches == 1
+        sent = max(memories[i].most_sent_bytes(first) for i in own)
         beyond += max(sent, kinds.communication) - held.communication
         beyond += max(0, kinds.activations - held.activations)
     inputs = _inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host)

@@ -147,7 +147,7 @@ class StageMemory:
     """Of each block, where actions run together with others."""
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
-    _backwards: dict[tuple[bool, bool, bool], Bytes] = field(
+    _backwards: dict[tuple[bool, bool, bool], tuple[Bytes, int]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -227,18 +227,20 @@ class StageMemory:
         has made again."""
         if held and self.kept is not None:
             return self.kept.backward(first=first, last=last, second=second)
-        second = second and self.remakes
+        return self._backward(first, last, second and self.remakes)[0]
+
+    def most_sent_bytes(self, first: bool) -> int:
+        """Most on its way at once in the last backward of a step, whatever else is there."""
+        return self._backward(first, last=True, second=False)[1] + self.always.communication
+
+    def _backward(self, first: bool, last: bool, second: bool) -> tuple[Bytes, int]:
+        """Most within it, and most on its way."""
         found = self._backwards.get((first, last, second))
         if found is None:
             rises = [rise for _, rise in self.backward_rises(first, last, second)]
-            found = self._backwards[first, last, second] = _most(rises)
+            sent = max([moving for _, _, moving, _ in rises], default=0)
+            found = self._backwards[first, last, second] = _most(rises), sent
         return found
-
-    @cached_property
-    def most_sent_bytes(self) -> int:
-        """Most on its way at once in the last backward of a step, whatever else is there."""
-        sent = [rise[2] for _, rise in self.backward_rises(first=True, last=True)]
-        return max(sent, default=0) + self.always.communication
 
     @cached_property
     def remakes(self) -> bool:

@@ -149,6 +149,8 @@ def _largest(
         found = run(at, find_searcher(name)(at), deadline)
         if found.best is None:
             relieve(at, found, name, deadline)
+        if found.best is None and not is_baseline(name):
+            improve(at, found, deadline)
         return asked.back(_finish(at, found, name)) if found.best else None
 
     best = largest_batch(plan_at, first.batch, unit, lambda: time.monotonic() < deadline)
