@@ -143,7 +143,8 @@ def _narrow(problem: Problem) -> Iterator[str]:
     if mixed and "cuda" in kinds:
         yield (
             "experts' products of 8-bit floats are of torch's grouped kernel with scales by row, "
-            "which runs on GPUs of capability 9.0 (H100, H200) only: others refuse the plan"
+            "which runs on GPUs of capability 9.0 (H100, H200) only: on others a job of this plan "
+            "is refused, and the nearest that runs is bf16 for them, such as *.experts=bf16"
         )
     if "cpu" in kinds:
         yield "CPUs have no fast products of 8-bit floats, and these are priced as others"
