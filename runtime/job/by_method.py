@@ -178,6 +178,12 @@ def by_method(
         raise PlanError("the plan names no method: mw.with_method(plan, 'admm'), or mw.compile")
     for finding in method_findings(plan):
         raise PlanError(str(finding))
+    if isinstance(samples, Mapping) or len(samples) != 2:
+        keys = f" of {', '.join(map(str, samples))}" if isinstance(samples, Mapping) else ""
+        raise PlanError(
+            f"samples are a {type(samples).__name__}{keys}, {len(samples)} in all; a method takes "
+            "what its model reads and the targets; nearest is a tuple (x, y)"
+        )
     if len(samples[0]) != plan.global_batch_size:
         raise PlanError(
             f"{len(samples[0])} samples are given, and the plan is for {plan.global_batch_size}, "

@@ -146,6 +146,10 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     for key, settings, text in asked:
         with pytest.raises(PlanError, match=text):
             with_method(replace(good, method=None), key, **settings)
+    x, y = torch.zeros(2, 3), torch.zeros(2)
+    for given, text in (({"x": x, "y": y}, r"a dict of x, y.*tuple \(x, y\)"), ((x,), "1 in all")):
+        with pytest.raises(PlanError, match=text):
+            by_method(nn.Linear(3, 2), good, given)  # type: ignore[arg-type]
 
 
 class Gated(nn.Module):
