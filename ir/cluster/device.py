@@ -368,6 +368,9 @@ class DeviceType:
     """Without it, GPUs are taken to have what is usual (`ir.cluster.host`). A CPU's memory is
     its host's, unless this says how it is told apart: then a job's link is to be shaped alike
     (`forms.host_link`)."""
+    capability: str = ""
+    """Of CUDA, such as "9.0", or AMD's name such as "gfx942": some kernels are for one alone.
+    Empty: not known."""
     source: Source = "assumption"
     reference: str = ""
 

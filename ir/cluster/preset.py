@@ -105,6 +105,8 @@ class Preset:
     reported: str
     """Words of the name that CUDA reports; of several presets the longest that is in it, and then
     the one whose memory is nearest."""
+    capability: str
+    """Of CUDA, by NVIDIA's list of GPUs; AMD's name of the architecture."""
     accelerator: str = ""
     """Its name in the catalogue of SkyPilot; empty: none is known."""
     reference: str = "data sheet"
@@ -130,6 +132,7 @@ class Preset:
             processors=self.processors,
             overhead_s=_DISPATCH_S,
             reserved_bytes=_RESERVED,
+            capability=self.capability,
             source="datasheet",
             reference=self.reference,
         )

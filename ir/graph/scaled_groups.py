@@ -29,6 +29,9 @@ from meshwright.ir.launch import TAKEN, triton, why_torch
 from meshwright.ir.precision import Scaling
 from meshwright.ir.torch_private import SCALED_GROUPED_MM
 
+CAPABILITY = "9.0"
+"""Of the GPUs that torch's kernel is for."""
+
 
 class _Cast(NamedTuple):
     """An operand of a product in 8-bit floats."""
@@ -53,11 +56,16 @@ def check_device(device: torch.device) -> None:
             f"grouped products of 8-bit floats, which the plan's experts have, are of torch and "
             f"Triton, and there is no such {lacks}: nearest is precision bf16"
         )
-    found = torch.cuda.get_device_capability(device)
-    if torch.version.hip or found != (9, 0):
+    major, minor = torch.cuda.get_device_capability(device)
+    check_capability(f"{major}.{minor}" if not torch.version.hip else "of AMD")
+
+
+def check_capability(capability: str) -> None:
+    """PlanError for a GPU whose capability of CUDA is another than that of torch's kernel."""
+    if capability != CAPABILITY:
         raise PlanError(
             "grouped products of 8-bit floats, which the plan's experts have, are for GPUs of "
-            f"capability 9.0 (H100, H200), not {found[0]}.{found[1]}: nearest is precision bf16, "
+            f"capability {CAPABILITY} (H100, H200), not {capability}: nearest is precision bf16, "
             "or bf16 for their modules, such as fp8-rowwise, *.experts=bf16"
         )
 

@@ -13,4 +13,5 @@ MATMUL = OpCurve(share=0.809, wide_share=0.919, floor_s=1e-06, depth=262, split_
 PRESET = Preset(memory_gb=40, bandwidth_gb_s=1555, fp64=9.7, fp32=19.5, half=312, tf32=156,
                 processors=108, cache_mb=40, copy=0.73, rows=AMPERE_ROWS, batches=AMPERE_BATCHES,
                 reference="SXM4 data sheet", attention=0.62, matmul=MATMUL, link=NVLINK3,
-                in_runs=AMPERE_RUNS, network=INFINIBAND_HDR, reported="A100", accelerator="A100")
+                in_runs=AMPERE_RUNS, network=INFINIBAND_HDR,
+                capability="8.0", reported="A100", accelerator="A100")

@@ -53,5 +53,5 @@ NVLINK3 = link("nvlink3", 300, 8, efficiency=0.74, launch_s=7.7e-6, step_s=1.1e-
 PRESET = Preset(memory_gb=80, bandwidth_gb_s=2039, fp64=9.7, fp32=19.5, half=312, tf32=156,
                 processors=108, cache_mb=40, copy=0.73, rows=AMPERE_ROWS, batches=AMPERE_BATCHES,
                 reference="SXM4 data sheet", attention=0.62, matmul=MATMUL, link=NVLINK3,
-                in_runs=AMPERE_RUNS, network=INFINIBAND_HDR, reported="A100",
+                in_runs=AMPERE_RUNS, network=INFINIBAND_HDR, capability="8.0", reported="A100",
                 accelerator="A100-80GB")

@@ -74,4 +74,4 @@ PRESET = Preset(memory_gb=180, bandwidth_gb_s=8000, fp64=40, fp32=80, half=2250,
                 in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
                 attention_in_runs=HOPPER_RUNS,
                 matmul=MATMUL, link=NVLINK5, other_links=(NVLINK5_NVL72,), network=INFINIBAND_NDR,
-                bus=PCIE_5, reported="B200", accelerator="B200")
+                bus=PCIE_5, capability="10.0", reported="B200", accelerator="B200")

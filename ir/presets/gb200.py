@@ -19,5 +19,6 @@ PRESET = Preset(memory_gb=186, bandwidth_gb_s=8000, fp64=40, fp32=80, half=2500,
                 fp8=5000, processors=148, cache_mb=126, attention=0.35,
                 in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
                 attention_in_runs=HOPPER_RUNS, matmul=MATMUL,
-                link=NVLINK5_NVL72, network=INFINIBAND_NDR, bus=PCIE_5, reported="GB200",
+                link=NVLINK5_NVL72, network=INFINIBAND_NDR, bus=PCIE_5,
+                capability="10.0", reported="GB200",
                 reference="NVL72 data sheet", accelerator="GB200")

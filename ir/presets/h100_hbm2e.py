@@ -16,4 +16,5 @@ PRESET = Preset(memory_gb=96, bandwidth_gb_s=2400, fp64=34, fp32=67, half=989, t
                 reference="H100 SXM of 96 GB HBM2e and 500 W, not sold freely: six stacks of HBM2e "
                           "at the 400 GB/s each that H100 PCIe has; peaks of the SXM5, shares cut "
                           "by its power",
-                matmul=MATMUL, link=NVLINK4, network=INFINIBAND_NDR, bus=PCIE_5, reported="H100")
+                matmul=MATMUL, link=NVLINK4, network=INFINIBAND_NDR, bus=PCIE_5,
+                capability="9.0", reported="H100")

@@ -67,4 +67,4 @@ PRESET = Preset(memory_gb=80, bandwidth_gb_s=3350, fp64=34, fp32=67, half=989, t
                 in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
                 attention_in_runs=HOPPER_RUNS,
                 attention=0.42, matmul=MATMUL, link=NVLINK4, network=INFINIBAND_NDR, bus=PCIE_5,
-                reported="H100", accelerator="H100")
+                capability="9.0", reported="H100", accelerator="H100")

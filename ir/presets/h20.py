@@ -15,5 +15,6 @@ MATMUL = replace(OF_H100, share=0.96, wide_share=0.96, droop=0.0, band=0.15,
 # its data sheet. Attention: assumption.
 PRESET = Preset(memory_gb=96, bandwidth_gb_s=4000, fp64=1, fp32=44, half=148, tf32=74, fp8=296,
                 processors=78, cache_mb=60, attention=0.7, matmul=MATMUL, link=NVLINK4_H200,
-                network=INFINIBAND_NDR, bus=PCIE_5, reported="H20", reference="SXM data sheet",
+                network=INFINIBAND_NDR, bus=PCIE_5,
+                capability="9.0", reported="H20", reference="SXM data sheet",
                 accelerator="H20")

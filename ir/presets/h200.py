@@ -52,4 +52,5 @@ PRESET = Preset(memory_gb=141, bandwidth_gb_s=4800, fp64=34, fp32=67, half=989, 
                 attention_in_runs=HOPPER_RUNS,
                 fp8=1979, processors=132, cache_mb=50, attention=0.42, rows=HOPPER_ROWS,
                 reference="SXM data sheet", matmul=MATMUL, link=NVLINK4_H200,
-                network=INFINIBAND_NDR, bus=PCIE_5, reported="H200", accelerator="H200")
+                network=INFINIBAND_NDR, bus=PCIE_5,
+                capability="9.0", reported="H200", accelerator="H200")

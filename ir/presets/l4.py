@@ -10,4 +10,4 @@ MATMUL = OpCurve(share=0.575, wide_share=0.46, floor_s=1e-06, depth=135, split_d
                  reference="4 community figures of large products; form of another GPU's fit")
 PRESET = Preset(memory_gb=24, bandwidth_gb_s=300, fp64=0.5, fp32=30.3, half=121, tf32=60, fp8=242,
                 processors=58, cache_mb=48, copy=0.78, matmul=MATMUL, network=ETHERNET_100G,
-                reported="L4", accelerator="L4")
+                capability="8.9", reported="L4", accelerator="L4")

@@ -43,4 +43,4 @@ PCIE4_NO_P2P = link("pcie4-no-p2p", 2.5, 20, efficiency=0.5, launch_s=1e-5, step
                     curves=PCIE4_NO_P2P_CURVES)
 PRESET = Preset(memory_gb=48, bandwidth_gb_s=864, fp64=1.4, fp32=91.6, half=362, tf32=183, fp8=733,
                 processors=142, cache_mb=96, matmul=MATMUL, other_links=(PCIE4_NO_P2P,),
-                network=ETHERNET_100G, reported="L40S", accelerator="L40S")
+                network=ETHERNET_100G, capability="8.9", reported="L40S", accelerator="L40S")

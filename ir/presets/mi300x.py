@@ -23,4 +23,4 @@ PRESET = Preset(memory_gb=192, bandwidth_gb_s=5300, fp64=81.7, fp32=163.4, half=
                 in_runs=HOPPER_RUNS, narrow_in_runs=NARROW_HOPPER_RUNS,
                 attention_in_runs=HOPPER_RUNS,
                 attention=0.26, matmul=MATMUL, link=XGMI_MI300X, network=INFINIBAND_NDR, bus=PCIE_5,
-                reported="MI300X", accelerator="MI300X")
+                capability="gfx942", reported="MI300X", accelerator="MI300X")

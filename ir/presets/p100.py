@@ -18,5 +18,5 @@ PRESET = Preset(memory_gb=16, bandwidth_gb_s=732, fp64=4.7, fp32=9.3, half=18.7,
                 processors=56, cache_mb=4, copy=_COPY, copy_source="datasheet",
                 copy_from="two thirds of V100's copies: NVIDIA WP-08608-001 (2017), HBM2 section",
                 reference="PCIe data sheet, from memory; no tensor cores", matmul=MATMUL,
-                convolution=CONVOLUTION, link=PCIE_3, bus=PCIE_3, reported="P100",
+                convolution=CONVOLUTION, link=PCIE_3, bus=PCIE_3, capability="6.0", reported="P100",
                 accelerator="P100")

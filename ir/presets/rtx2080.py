@@ -11,4 +11,4 @@ MATMUL = OpCurve(share=0.8, wide_share=0.85, floor_s=2.77e-06, depth=200, split_
 PRESET = Preset(memory_gb=8, bandwidth_gb_s=448, fp64=0.31, fp32=10.1, half=40.3, bf16=10.1,
                 processors=46, cache_mb=4,
                 reference="data sheet, with fp32 accumulation; no bf16 tensor cores",
-                matmul=MATMUL, link=PCIE_3, bus=PCIE_3, reported="RTX 2080")
+                matmul=MATMUL, link=PCIE_3, bus=PCIE_3, capability="7.5", reported="RTX 2080")

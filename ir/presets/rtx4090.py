@@ -9,5 +9,6 @@ MATMUL = OpCurve(share=1.02, wide_share=0.666, floor_s=1e-06, depth=150, split_d
                  reference="21 community figures of large products; form of another GPU's fit")
 PRESET = Preset(memory_gb=24, bandwidth_gb_s=1008, fp64=1.3, fp32=82.6, half=165.2, tf32=82.6,
                 fp8=330.3, processors=128, cache_mb=72, copy=0.90,
-                reference="data sheet, with fp32 accumulation", matmul=MATMUL, reported="RTX 4090",
+                reference="data sheet, with fp32 accumulation", matmul=MATMUL,
+                capability="8.9", reported="RTX 4090",
                 accelerator="RTX4090")

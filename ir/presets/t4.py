@@ -13,5 +13,6 @@ CONVOLUTION = OpCurve(share=0.506, wide_share=0.489, floor_s=1.19e-05, depth=35.
                       source="fitted", reference="483 kernels of DeepBench (da81ba7)")
 PRESET = Preset(memory_gb=16, bandwidth_gb_s=320, fp64=0.25, fp32=8.1, half=65, bf16=8.1,
                 processors=40, cache_mb=4, copy=0.75, reference="data sheet; no bf16 tensor cores",
-                matmul=MATMUL, convolution=CONVOLUTION, link=PCIE_3, bus=PCIE_3, reported="T4",
+                matmul=MATMUL, convolution=CONVOLUTION, link=PCIE_3, bus=PCIE_3,
+                capability="7.5", reported="T4",
                 accelerator="T4")

@@ -38,4 +38,4 @@ PRESET = Preset(memory_gb=16, bandwidth_gb_s=900, fp64=7.8, fp32=15.7, half=125,
                 processors=80, cache_mb=6, copy=0.85,
                 reference="SXM2 data sheet; no bf16 tensor cores: 9.4-10.3 TFLOP/s measured",
                 matmul=MATMUL, convolution=CONVOLUTION, link=NVLINK2, network=INFINIBAND_EDR,
-                bus=PCIE_3, reported="V100", accelerator="V100")
+                bus=PCIE_3, capability="7.0", reported="V100", accelerator="V100")

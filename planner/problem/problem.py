@@ -48,6 +48,7 @@ from meshwright.planner.pins.constraints import (
 from meshwright.planner.pins.hints import hint_constraints
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.pins.parameter_pins import ParametersAs
+from meshwright.planner.problem.narrow_experts import check_experts
 from meshwright.planner.problem.profiles import check_profile
 from meshwright.planner.problem.vocabulary import check_vocabulary
 from meshwright.planner.search.objectives import check_objective
@@ -205,6 +206,7 @@ def make_problem(
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     check_vocabulary(graph, style)
+    check_experts(graph, cluster, style)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     asked = (*asked, *_of_style(style, asked, graph, cluster))
     if shared(graph) and not any(map(_names_stages, asked)):

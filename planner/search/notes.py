@@ -140,7 +140,8 @@ def _narrow(problem: Problem) -> Iterator[str]:
         "rank's part of a micro-batch: other splits round otherwise"
     )
     kinds = {device.kind for device in problem.cluster.device_types}
-    if mixed and "cuda" in kinds:
+    unknown = [d for d in problem.cluster.device_types if d.kind == "cuda" and not d.capability]
+    if mixed and unknown:
         yield (
             "experts' products of 8-bit floats are of torch's grouped kernel with scales by row, "
             "which runs on GPUs of capability 9.0 (H100, H200) only: on others a job of this plan "

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
@@ -56,6 +57,15 @@ def test_ranks_with_some_experts_are_as_one_with_all(precision: str) -> None:
     graph = trace(_Mixture(), _data(), precision=precision)
     (op,) = [op for op in graph.ops if op.target.endswith("experts.default")]
     assert precision.removeprefix("fp8-") in str(op.arg("form"))
+
+    # Where no job could run nothing is planned; other stacks have kernels of their own.
+    for gpu in ("b200", "mi300x"):
+        with pytest.raises(PlanError, match=r"bf16 for their modules, such as .*\.experts=bf16"):
+            make_problem(graph, Cluster.preset(gpu, devices_per_node=2), precision=precision)
+    make_problem(graph, Cluster.preset("h200", devices_per_node=2), precision=precision)
+    make_problem(
+        graph, Cluster.preset("b200", devices_per_node=2), precision=precision, style="nemo"
+    )
 
     def planned(world: int, *pins: str) -> Plan:
         problem = make_problem(graph, Cluster.local(world), precision=precision, optimizer="sgd",
