@@ -180,10 +180,10 @@ class Walk(Trace):
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
-            self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
+            at_once = operands + beside + local.output_bytes
+            self.workspace = max(self.workspace, at_once + self._inside_forward(local), least)
             later = self._temporaries(step, local)
-            with_these = operands + beside + later + local.output_bytes
-            self.in_backward = max(self.in_backward, with_these, least)
+            self.in_backward = max(self.in_backward, at_once + later, least)
         self.rooms.append((beside + later, least))
         self._save(step, share, own and own[0])
 
@@ -216,13 +216,19 @@ class Walk(Trace):
             inside = count(op, shapes, kept, width, self.site.device.kind, some)
         return 2 * come + inside
 
+    def _inside_forward(self, local: LocalOp) -> int:
+        values = facts(local.target).forward_inside if self.site.run_as is USUAL else 0
+        return values * prod(local.inputs[0].shape) * product_bytes(local.dtype) if values else 0
+
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator as torch has it; other stacks have kernels of their own for some."""
         if self.site.run_as is not USUAL or not step.has_gradient:
             return 0
-        elements = self.local.elements
+        elements, shapes = self.local.elements, [i.shape for i in local.inputs]
         largest = max(elements[value] for value, _ in step.outputs)
         wanted = [given.requires_grad for given in step.inputs]
+        if count := facts(step.op.target).temporaries:
+            return count(step.op, shapes, wanted, product_bytes(local.dtype))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
         if not values and not flags:

@@ -30,6 +30,9 @@ CountKept = Callable[[Sequence[Shape]], int | None]
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
+CountTemporaries = Callable[[Op, Sequence[Shape], Sequence[bool], int], int]
+"""From an op, the shapes of a rank's operands, which of these have a gradient, and the width of a
+value."""
 CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
@@ -104,6 +107,11 @@ class OpFacts:
     backward_inside: CountBackward | None = None
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
     gradient that it is given and those that it makes; without it, those of `inside`."""
+    temporaries: CountTemporaries | None = None
+    """The same of an operator of torch whose shapes say it; without it, what a table says for each
+    element (`ir.graph.temporaries`)."""
+    forward_inside: int = 0
+    """Values that its forward has inside of it at once, for each of its first input."""
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

@@ -89,7 +89,8 @@ FACTS = {
         "mse_loss l1_loss binary_cross_entropy_with_logits smooth_l1_loss binary_cross_entropy",
         _REDUCED,
     ),
-    **named("huber_loss kl_div soft_margin_loss", _LOSS),
+    **named("huber_loss soft_margin_loss", _LOSS),
+    **named("kl_div", replace(_LOSS, forward_inside=3)),
     **named("cross_entropy_loss", _CROSS_ENTROPY),
     **named("nll_loss nll_loss_nd", _ROWS),
     "meshwright.cross_entropy_sum": replace(
