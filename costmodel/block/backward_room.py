@@ -134,9 +134,11 @@ def _entering(
 
 
 def _changes_size(step: OpStep, elements: Sequence[int]) -> bool:
-    """Whether a view has another number of elements than what it views: its gradient is no view
-    of that's then, but filled up with zeros or summed."""
-    return any(elements[value] != elements[step.inputs[0].value] for value, _ in step.outputs)
+    """Whether a view has other bytes than what it views: its gradient is no view of that's then,
+    but filled up with zeros or summed."""
+    whole = step.inputs[0]
+    nbytes = elements[whole.value] * whole.width
+    return any(elements[value] * width != nbytes for value, width in step.outputs)
 
 
 def _of_unused_parts(

@@ -29,6 +29,7 @@ from meshwright.costmodel.ops.routing import (
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
+from meshwright.ir.graph.op_facts import InBackward
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.temporaries import temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
@@ -181,7 +182,7 @@ class Walk(Trace):
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
             at_once = operands + beside + local.output_bytes
-            self.workspace = max(self.workspace, at_once + self._inside_forward(local), least)
+            self.workspace = max(self.workspace, at_once + self._inside_forward(step, local), least)
             later = self._temporaries(step, local)
             self.in_backward = max(self.in_backward, at_once + later, least)
         self.rooms.append((beside + later, least))
@@ -216,26 +217,29 @@ class Walk(Trace):
             inside = count(op, shapes, kept, width, self.site.device.kind, some)
         return 2 * come + inside
 
-    def _inside_forward(self, local: LocalOp) -> int:
-        values = facts(local.target).forward_inside if self.site.run_as is USUAL else 0
-        return values * prod(local.inputs[0].shape) * product_bytes(local.dtype) if values else 0
+    def _inside_forward(self, step: OpStep, local: LocalOp) -> int:
+        """Of an operator that torch's forward writes as several kernels."""
+        count = facts(local.target).forward_inside
+        if count is None or self.site.run_as is not USUAL:
+            return 0
+        return count(step.op) * prod(local.inputs[0].shape) * product_bytes(local.dtype)
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator as torch has it; other stacks have kernels of their own for some."""
         if self.site.run_as is not USUAL or not step.has_gradient:
             return 0
-        elements, shapes = self.local.elements, [i.shape for i in local.inputs]
+        elements, width = self.local.elements, product_bytes(local.dtype)
         largest = max(elements[value] for value, _ in step.outputs)
-        wanted = [given.requires_grad for given in step.inputs]
+        wanted = tuple([given.requires_grad for given in step.inputs])
         if count := facts(step.op.target).temporaries:
-            return count(step.op, shapes, wanted, product_bytes(local.dtype))
+            shapes, kind = tuple([i.shape for i in local.inputs]), self.site.device.kind
+            own = step.inputs[0].width
+            return count(step.op, InBackward(shapes, wanted, own, local.output_bytes, kind))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
         if not values and not flags:
             return 0
-        return max(largest, elements[step.inputs[0].value]) * (
-            values * product_bytes(local.dtype) + flags
-        )
+        return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""

@@ -28,8 +28,8 @@ _OF_ONE = _table(
     (
         1,
         0,
-        "abs binary_cross_entropy_with_logits cosh exp2 expm1 gather index index_select kl_div "
-        "l1_loss linalg_vector_norm log1p log2 norm sin sinh sort sqrt std topk var var_mean",
+        "abs binary_cross_entropy_with_logits cosh exp2 expm1 gather index index_select l1_loss "
+        "linalg_vector_norm log1p log2 norm sin sinh sort sqrt std topk var var_mean",
     ),
     (2, 0, "atan cos cumsum logsumexp pow reciprocal rsqrt square tan"),
     (3, 0, "asinh atanh erfinv"),
@@ -44,15 +44,13 @@ _OF_ONE = _table(
 _OF_SECOND = _table(
     (1, 0, "binary_cross_entropy"),
     (1, 2, "maximum minimum"),
-    (2, 3, "kl_div"),
     (2, 0, "cosine_similarity div divide hypot true_divide"),
     (3, 0, "logaddexp"),
     (5, 0, "atan2"),
     (5, 1, "pow"),
 )
 """Of two tensors, where the second has a gradient."""
-_OF_SECOND_ALONE = _table((3, 3, "kl_div"))
-"""Where the first has none."""
+
 
 _SUMMED = frozenset("div divide maximum minimum mul multiply rsub sub subtract true_divide".split())
 """A gradient of an operand that was spread is made whole, then summed."""
@@ -64,8 +62,6 @@ def temporaries(target: str, wanted: Sequence[bool], spread: bool) -> Temporarie
     space, name, *_ = *target.split("."), ""
     if space != "aten" or not any(wanted):
         return NONE
-    found = _OF_ONE.get(name, NONE)
-    if len(wanted) > 1 and wanted[1]:
-        found = _OF_SECOND.get(name, found)
-        found = found if wanted[0] else _OF_SECOND_ALONE.get(name, found)
+    of_second = len(wanted) > 1 and wanted[1] and name in _OF_SECOND
+    found = _OF_SECOND[name] if of_second else _OF_ONE.get(name, NONE)
     return found._replace(values=found.values + 1) if spread and name in _SUMMED else found

@@ -8,7 +8,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_facts import Args, InBackward, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.op_forms import numbered, only_axis, run_sizes, sharded, splitting, then
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -158,6 +158,16 @@ def _own_bytes(
     return None if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width, kind)
 
 
+def _temporaries(op: Op, at: InBackward) -> int:
+    """Two tables of gradients of scores, where torch makes scores as a value of its own: on CPUs
+    for a mask with a gradient and for fewer key heads. It keeps them, which a trace has seen."""
+    query, key = at.shapes[:2]
+    scores = prod(query[:-1]) * key[-2] * max(at.width, 4)
+    if at.device_kind != "cpu" or given(op, "dropout_p") or op.saved_extra_bytes < scores:
+        return 0
+    return max(0, 2 * scores - at.wanted_values() * at.width)
+
+
 def _messages(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
@@ -191,6 +201,7 @@ FACTS = {
             busiest=_busiest,
             kernel_keeps=_kernel_keeps,
             own_bytes=_own_bytes,
+            temporaries=_temporaries,
         ),
     ),
     **named(

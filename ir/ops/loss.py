@@ -6,7 +6,7 @@ from math import prod
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_facts import Args, InBackward, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import (
@@ -80,6 +80,21 @@ def _messages(
     )
 
 
+def _divergence_inside(op: Op) -> int:
+    """Products with the targets' logarithms and with the input, and their difference; of targets
+    that are logarithms only what their exponential is multiplied to."""
+    return 1 if given(op, "log_target") else 3
+
+
+def _divergence(op: Op, at: InBackward) -> int:
+    """Torch makes both gradients, from one that is turned round or from several with flags where
+    the targets are not positive; of logarithms each goes as its kernel has run."""
+    if given(op, "log_target"):
+        return 0
+    values, flags = (4 - sum(at.wanted), 3) if at.wanted[1] else (1, 0)
+    return prod(at.shapes[0]) * (values * at.width + flags)
+
+
 _LOSS = OpFacts(rule=_elementwise, form=_mean_loss)
 _REDUCED = replace(_LOSS, op_class=OpClass.REDUCTION)
 _ROWS = OpFacts(op_class=OpClass.NORMALIZATION)
@@ -90,7 +105,7 @@ FACTS = {
         _REDUCED,
     ),
     **named("huber_loss soft_margin_loss", _LOSS),
-    **named("kl_div", replace(_LOSS, forward_inside=3)),
+    **named("kl_div", replace(_LOSS, forward_inside=_divergence_inside, temporaries=_divergence)),
     **named("cross_entropy_loss", _CROSS_ENTROPY),
     **named("nll_loss nll_loss_nd", _ROWS),
     "meshwright.cross_entropy_sum": replace(
