@@ -29,7 +29,7 @@ from meshwright.costmodel.ops.routing import (
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
-from meshwright.ir.graph.op_facts import InBackward
+from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.temporaries import temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
@@ -222,7 +222,16 @@ class Walk(Trace):
         count = facts(local.target).forward_inside
         if count is None or self.site.run_as is not USUAL:
             return 0
-        return count(step.op) * prod(local.inputs[0].shape) * product_bytes(local.dtype)
+        return count(step.op, self._part(step, local))
+
+    def _part(self, step: OpStep, local: LocalOp) -> CallPart:
+        return CallPart(
+            tuple([given.shape for given in local.inputs]),
+            tuple([given.requires_grad for given in step.inputs]),
+            step.inputs[0].width,
+            local.output_bytes,
+            self.site.device.kind,
+        )
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator as torch has it; other stacks have kernels of their own for some."""
@@ -230,11 +239,9 @@ class Walk(Trace):
             return 0
         elements, width = self.local.elements, product_bytes(local.dtype)
         largest = max(elements[value] for value, _ in step.outputs)
-        wanted = tuple([given.requires_grad for given in step.inputs])
+        wanted = [given.requires_grad for given in step.inputs]
         if count := facts(step.op.target).temporaries:
-            shapes, kind = tuple([i.shape for i in local.inputs]), self.site.device.kind
-            own = step.inputs[0].width
-            return count(step.op, InBackward(shapes, wanted, own, local.output_bytes, kind))
+            return count(step.op, self._part(step, local))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
         if not values and not flags:

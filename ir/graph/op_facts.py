@@ -30,7 +30,7 @@ CountKept = Callable[[Sequence[Shape]], int | None]
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
-CountTemporaries = Callable[[Op, "InBackward"], int]
+CountTemporaries = Callable[[Op, "CallPart"], int]
 CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
@@ -42,8 +42,8 @@ CountBusiest = Callable[[Op, Strategy, int, Shape], float]
 
 
 @dataclass(frozen=True, slots=True)
-class InBackward:
-    """A rank's part of a call, as its backward finds it."""
+class CallPart:
+    """A rank's part of a call, as torch's kernels find it."""
 
     shapes: tuple[Shape, ...]
     """Of its operands."""
@@ -127,9 +127,9 @@ class OpFacts:
     temporaries: CountTemporaries | None = None
     """Bytes that torch's own backward holds inside, beside the same, of an operator whose shapes or
     arguments say it; without it, what a table says for each element (`ir.graph.temporaries`)."""
-    forward_inside: Callable[[Op], int] | None = None
-    """Values that its forward has inside of it at once, for each of its first input; without it,
-    none."""
+    forward_inside: CountTemporaries | None = None
+    """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
+    """
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

@@ -3,24 +3,24 @@
 from math import prod
 
 from meshwright.ir.graph.graph import Op
-from meshwright.ir.graph.op_facts import InBackward, OpFacts
+from meshwright.ir.graph.op_facts import CallPart, OpFacts
 from meshwright.ir.graph.rules import given
 
 _BY_PRODUCTS = 25
 """Rows of one of the tables above which torch takes products, unless it is told (Distance.cpp)."""
 
 
-def _temporaries(op: Op, at: InBackward) -> int:
+def _temporaries(op: Op, part: CallPart) -> int:
     """Both gradients are made by products, as a product, what is taken of it and the difference,
     that are there until the last is made; or each by a kernel that wants its distances turned."""
-    first, second = at.shapes[:2]
+    first, second = part.shapes[:2]
     distances = prod(first[:-1]) * second[-2]
     if not _by_products(op, first[-2], second[-2]):
-        return 2 * distances * at.width * at.wanted[1]
+        return 2 * distances * part.width * part.wanted[1]
     sums = prod(first[:-1]) + prod(second[:-1])
-    inside = (3 * (prod(first) + prod(second)) + sums - at.wanted_values()) * at.width
-    flags = distances - at.wanted_values() * at.width  # while there is no gradient yet
-    return distances * at.width + max(flags, inside)
+    inside = (3 * (prod(first) + prod(second)) + sums - part.wanted_values()) * part.width
+    flags = distances - part.wanted_values() * part.width  # while there is no gradient yet
+    return distances * part.width + max(flags, inside)
 
 
 def _by_products(op: Op, first: int, second: int) -> bool:

@@ -4,18 +4,18 @@ kept."""
 from math import prod
 
 from meshwright.ir.graph.graph import Op
-from meshwright.ir.graph.op_facts import InBackward, OpFacts, named
+from meshwright.ir.graph.op_facts import CallPart, OpFacts, named
 
 
-def _of_half(op: Op, at: InBackward) -> int:
+def _of_half(op: Op, part: CallPart) -> int:
     """The half that is there, filled up with zeros, and its transform: both complex."""
-    return 3 * prod(at.shapes[0]) * at.width * at.wanted[0]
+    return 3 * prod(part.shapes[0]) * part.width * part.wanted[0]
 
 
-def _of_whole(op: Op, at: InBackward) -> int:
+def _of_whole(op: Op, part: CallPart) -> int:
     """A real input's gradient is part of a complex one."""
-    real = prod(at.shapes[0]) * at.width
-    return real * at.wanted[0] * (at.made_bytes > real)
+    real = prod(part.shapes[0]) * part.width
+    return real * part.wanted[0] * (part.made_bytes > real)
 
 
 FACTS = {
