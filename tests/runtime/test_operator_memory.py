@@ -11,12 +11,12 @@ from tests.told_memory import told_of_held
 F = nn.functional
 
 
-def _attend(y: Tensor, heads: int) -> Tensor:
-    """Four heads of queries and fewer of keys, under a mask with a gradient: no kernel is for it."""
-    query, key = y[..., :128], y[..., 128 : 128 + 32 * heads]
-    query, key = (x.unflatten(-1, (-1, 32)).transpose(1, 2) for x in (query, key))
+def _attend(y: Tensor) -> Tensor:
+    """Four heads of queries and two of keys, under a mask with a gradient: no kernel is for it."""
+    parts = zip(y.split([128, 64, 64], -1), (4, 2, 2), strict=True)
+    query, key, value = (x.unflatten(-1, (n, 32)).transpose(1, 2) for x, n in parts)
     mask = y[0, :, :64]
-    return F.scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=heads < 4)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
 
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,8 +44,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "few distances": lambda y: torch.cdist(y[:, :96].sin(), y[:16, 96:192].cos(), p=1.0).mean(),
     "real transform": lambda y: torch.fft.irfft(torch.fft.rfft(y) * 2, n=256).sin().mean(),
     "whole transform": lambda y: (y + torch.fft.fft2(y).real * 0.01).sin().mean(),
-    "shared keys": lambda y: _attend(y.view(8, 64, 256), 2).sin().mean(),
-    "mask with a gradient": lambda y: _attend(y.view(8, 64, 256), 4).sin().mean(),
+    "shared keys": lambda y: _attend(y.view(8, 64, 256)).sin().mean(),
     "unit rows": lambda y: F.normalize(y, dim=-1)[..., 0].mean(),
 }
 
