@@ -63,13 +63,15 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
 
 
 class _Live:
-    """Gradients of values that are there: those of the terms of a sum are one tensor."""
+    """Gradients of values that are there: those of the terms of a sum are one tensor. Those that
+    enter are there to the end of the block: who calls its backward holds them."""
 
     def __init__(self, entering: Iterable[tuple[str, int]]) -> None:
         self._of: dict[str, tuple[str, ...]] = {}
         """Value -> its gradient, named by those that first had it."""
         self._sizes: dict[tuple[str, ...], int] = {}
         self.comes(dict(entering))
+        self._entered = frozenset(self._sizes)
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +93,7 @@ class _Live:
         """Gradients have been read, and are those of the values that are `passed` now."""
         keys = [self._of.pop(name) for name in names if name in self._of]
         self._of |= {name: keys[0] for name in passed if keys}
-        there = set(self._of.values())
+        there = {*self._of.values(), *self._entered}
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
 
 
@@ -134,9 +136,11 @@ def _entering(
 
 
 def _changes_size(step: OpStep, elements: Sequence[int]) -> bool:
-    """Whether a view has another number of elements than what it views: its gradient is no view
-    of that's then, but filled up with zeros or summed."""
-    return any(elements[value] != elements[step.inputs[0].value] for value, _ in step.outputs)
+    """Whether a view has other bytes than what it views: its gradient is no view of that's then,
+    but filled up with zeros or summed."""
+    whole = step.inputs[0]
+    nbytes = elements[whole.value] * whole.width
+    return any(elements[value] * width != nbytes for value, width in step.outputs)
 
 
 def _of_unused_parts(

@@ -29,6 +29,7 @@ from meshwright.costmodel.ops.routing import (
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
+from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.temporaries import temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
@@ -180,10 +181,10 @@ class Walk(Trace):
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
-            self.workspace = max(self.workspace, operands + beside + local.output_bytes, least)
+            at_once = operands + beside + local.output_bytes
+            self.workspace = max(self.workspace, at_once + self._inside_forward(step, local), least)
             later = self._temporaries(step, local)
-            with_these = operands + beside + later + local.output_bytes
-            self.in_backward = max(self.in_backward, with_these, least)
+            self.in_backward = max(self.in_backward, at_once + later, least)
         self.rooms.append((beside + later, least))
         self._save(step, share, own and own[0])
 
@@ -216,20 +217,36 @@ class Walk(Trace):
             inside = count(op, shapes, kept, width, self.site.device.kind, some)
         return 2 * come + inside
 
+    def _inside_forward(self, step: OpStep, local: LocalOp) -> int:
+        """Of an operator that torch's forward writes as several kernels."""
+        count = facts(local.target).forward_inside
+        if count is None or self.site.run_as is not USUAL:
+            return 0
+        return count(step.op, self._part(step, local))
+
+    def _part(self, step: OpStep, local: LocalOp) -> CallPart:
+        return CallPart(
+            tuple([given.shape for given in local.inputs]),
+            tuple([given.requires_grad for given in step.inputs]),
+            step.inputs[0].width,
+            local.output_bytes,
+            self.site.device.kind,
+        )
+
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator as torch has it; other stacks have kernels of their own for some."""
         if self.site.run_as is not USUAL or not step.has_gradient:
             return 0
-        elements = self.local.elements
+        elements, width = self.local.elements, product_bytes(local.dtype)
         largest = max(elements[value] for value, _ in step.outputs)
         wanted = [given.requires_grad for given in step.inputs]
+        if count := facts(step.op.target).temporaries:
+            return count(step.op, self._part(step, local))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
         if not values and not flags:
             return 0
-        return max(largest, elements[step.inputs[0].value]) * (
-            values * product_bytes(local.dtype) + flags
-        )
+        return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""

@@ -30,6 +30,7 @@ CountKept = Callable[[Sequence[Shape]], int | None]
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
+CountTemporaries = Callable[[Op, "CallPart"], int]
 CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
@@ -38,6 +39,25 @@ MakeRule = Callable[[Op, Graph], Rule | None]
 MakeForm = Callable[[OpSite, Form], Form]
 CountBusiest = Callable[[Op, Strategy, int, Shape], float]
 """Of an op, its strategy on an axis of so many ranks, and the shape of its first input."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A rank's part of a call, as torch's kernels find it."""
+
+    shapes: tuple[Shape, ...]
+    """Of its operands."""
+    wanted: tuple[bool, ...]
+    """Which of these get a gradient."""
+    width: int
+    """Bytes of a value of its first operand."""
+    made_bytes: int
+    """Of its results."""
+    device_kind: str
+
+    def wanted_values(self) -> int:
+        """Returns how many values the gradients of its operands have."""
+        return sum(prod(s) for s, has in zip(self.shapes, self.wanted, strict=True) if has)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +124,12 @@ class OpFacts:
     backward_inside: CountBackward | None = None
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
     gradient that it is given and those that it makes; without it, those of `inside`."""
+    temporaries: CountTemporaries | None = None
+    """Bytes that torch's own backward holds inside, beside the same, of an operator whose shapes or
+    arguments say it; without it, what a table says for each element (`ir.graph.temporaries`)."""
+    forward_inside: CountTemporaries | None = None
+    """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
+    """
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

@@ -42,6 +42,7 @@ _OF_ONE = _table(
     (0, 2, "clamp clip"),
 )
 _OF_SECOND = _table(
+    (1, 0, "binary_cross_entropy"),
     (1, 2, "maximum minimum"),
     (2, 0, "cosine_similarity div divide hypot true_divide"),
     (3, 0, "logaddexp"),

@@ -8,7 +8,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.op_forms import numbered, only_axis, run_sizes, sharded, splitting, then
 from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -158,6 +158,30 @@ def _own_bytes(
     return None if by_kernel or not given(op, "dropout_p") else room_bytes(shapes, width, kind)
 
 
+def _scores_bytes(op: Op, part: CallPart) -> int:
+    """Of all scores, where torch makes them as a value of its own: on CPUs for a mask with a
+    gradient and for fewer key heads. It keeps them, which a trace has seen; 0 elsewhere."""
+    query, key = part.shapes[:2]
+    nbytes = prod(query[:-1]) * key[-2] * max(part.width, 4)
+    made = part.device_kind == "cpu" and not given(op, "dropout_p")
+    return nbytes if made and op.saved_extra_bytes >= nbytes else 0
+
+
+def _temporaries(op: Op, part: CallPart) -> int:
+    """Two tables of gradients of scores."""
+    scores = _scores_bytes(op, part)
+    return max(0, 2 * scores - part.wanted_values() * part.width)
+
+
+def _forward_inside(op: Op, part: CallPart) -> int:
+    """Scores, what the mask makes of them, and operands scaled and laid out for products, with a
+    head of keys and values for each of queries."""
+    scores = _scores_bytes(op, part)
+    query, key = part.shapes[:2]
+    copies = 4 if query[:-2] != key[:-2] else 2
+    return scores and 2 * scores + copies * prod(query) * max(part.width, 4)
+
+
 def _messages(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
@@ -191,6 +215,8 @@ FACTS = {
             busiest=_busiest,
             kernel_keeps=_kernel_keeps,
             own_bytes=_own_bytes,
+            temporaries=_temporaries,
+            forward_inside=_forward_inside,
         ),
     ),
     **named(

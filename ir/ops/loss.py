@@ -6,7 +6,7 @@ from math import prod
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import (
@@ -80,6 +80,22 @@ def _messages(
     )
 
 
+def _divergence_inside(op: Op, part: CallPart) -> int:
+    """Products with the targets' logarithms and with the input, and their difference; of targets
+    that are logarithms only what their exponential is multiplied to."""
+    return prod(part.shapes[0]) * part.width * (1 if given(op, "log_target") else 3)
+
+
+def _divergence(op: Op, part: CallPart) -> int:
+    """Torch makes both gradients, from one that is turned round or from several with flags where
+    the targets are not positive; of logarithms each goes as its kernel has run."""
+    whole = given(op, "reduction") != 2  # a sum's gradient is one number, seen as a table
+    if given(op, "log_target"):
+        return prod(part.shapes[0]) * part.width * whole
+    values, flags = (4 - sum(part.wanted) + whole, 3) if part.wanted[1] else (1, 0)
+    return prod(part.shapes[0]) * (values * part.width + flags)
+
+
 _LOSS = OpFacts(rule=_elementwise, form=_mean_loss)
 _REDUCED = replace(_LOSS, op_class=OpClass.REDUCTION)
 _ROWS = OpFacts(op_class=OpClass.NORMALIZATION)
@@ -89,7 +105,8 @@ FACTS = {
         "mse_loss l1_loss binary_cross_entropy_with_logits smooth_l1_loss binary_cross_entropy",
         _REDUCED,
     ),
-    **named("huber_loss kl_div soft_margin_loss", _LOSS),
+    **named("huber_loss soft_margin_loss", _LOSS),
+    **named("kl_div", replace(_LOSS, forward_inside=_divergence_inside, temporaries=_divergence)),
     **named("cross_entropy_loss", _CROSS_ENTROPY),
     **named("nll_loss nll_loss_nd", _ROWS),
     "meshwright.cross_entropy_sum": replace(

@@ -166,7 +166,9 @@ class StageModule(nn.Module):
         if keep:
             self._tapes[microbatch] = tape
         wanted = [value.name for value in self.program.sends]
-        found = {name: env[name].detach() for name in (*wanted, self.program.loss) if name}
+        found = {name: env[name].detach() for name in wanted}
+        if self.program.loss:
+            found[self.program.loss] = _alone(env[self.program.loss].detach())
         # The next micro-batch of a slot writes over what this one has made there.
         return found if tape.slot is None else {name: x.clone() for name, x in found.items()}
 
@@ -549,6 +551,12 @@ def made_of(taking: Taking) -> dict[str, Tensor]:
         except StopIteration as over:
             made: dict[str, Tensor] = over.value
             return made
+
+
+def _alone(loss: Tensor) -> Tensor:
+    """A loss without the table that torch has made it in: the one number of `mse_loss`,
+    `smooth_l1_loss` and `binary_cross_entropy` keeps memory for each element of their input."""
+    return loss.clone() if loss.untyped_storage().nbytes() > loss.nbytes else loss
 
 
 _NOTHING = nullcontext()

@@ -8,6 +8,17 @@ from torch import Tensor, nn
 
 from tests.told_memory import told_of_held
 
+F = nn.functional
+
+
+def _attend(y: Tensor) -> Tensor:
+    """Four heads of queries and two of keys, under a mask with a gradient: no kernel is for it."""
+    parts = zip(y.split([128, 64, 64], -1), (4, 2, 2), strict=True)
+    query, key, value = (x.unflatten(-1, (n, 32)).transpose(1, 2) for x, n in parts)
+    mask = y[0, :, :64]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+
+
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "square": lambda y: ((y - 1) ** 2).mean(),
     "erf": lambda y: y.erf().mean(),
@@ -16,11 +27,25 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "product with means": lambda y: (y * y.mean(-1, keepdim=True)).mean(),
     "one column": lambda y: y.log_softmax(-1)[..., 0].mean(),
     "neighbours": lambda y: (y[:, :-1] * y[:, 1:]).mean(),
-    "halves": lambda y: (nn.functional.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).mean(),
+    "halves": lambda y: (F.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).mean(),
     "rows of a list": lambda y: y[torch.arange(0, 512, 2)].mean(),
     "clamp": lambda y: y.clamp(-1, 1).mean(),
-    "squares of rows": lambda y: nn.functional.layer_norm(y, (256,)).pow(2).mean(),
-    "unit rows": lambda y: nn.functional.normalize(y, dim=-1)[..., 0].mean(),
+    "squares of rows": lambda y: F.layer_norm(y, (256,)).pow(2).mean(),
+    "binary cross-entropy of two": lambda y: F.binary_cross_entropy(
+        y.sigmoid(), y.flip(-1).sigmoid()
+    ),
+    "squares of two": lambda y: F.mse_loss(y, y.flip(-1).sin()),
+    "divergence": lambda y: F.kl_div(y.log_softmax(-1), torch.ones_like(y) / 256),
+    "divergence of two": lambda y: F.kl_div(y.log_softmax(-1), y.flip(-1).softmax(-1)),
+    "divergence of logarithms": lambda y: F.kl_div(
+        y.log_softmax(-1), y.flip(-1).log_softmax(-1), log_target=True
+    ),
+    "distances": lambda y: torch.cdist(y.sin(), y.cos()[:64]).mean(),
+    "few distances": lambda y: torch.cdist(y[:, :96].sin(), y[:16, 96:192].cos(), p=1.0).mean(),
+    "real transform": lambda y: torch.fft.irfft(torch.fft.rfft(y) * 2, n=256).sin().mean(),
+    "whole transform": lambda y: (y + torch.fft.fft2(y).real * 0.01).sin().mean(),
+    "shared keys": lambda y: _attend(y.view(8, 64, 256)).sin().mean(),
+    "unit rows": lambda y: F.normalize(y, dim=-1)[..., 0].mean(),
 }
 
 
@@ -50,6 +75,18 @@ class _Loss(nn.Module):
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_backwards_hold_inside_is_predicted(name: str) -> None:
     _check(_Loss(LOSSES[name]))
+
+
+def test_gradients_that_a_block_was_given_are_there_to_its_end() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(64, 1024), nn.Linear(1024, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.into(x).sin().exp()).tanh().mean()
+
+    _check(Wide())
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
