@@ -9,6 +9,7 @@ many, and their numbers, again.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.seeds import numbers_here
 from meshwright.ir.launch import INTERPRETED, TAKEN
 from meshwright.ir.random.chances import KEPT, SCORES, by_operators
-from meshwright.ir.random.dropout import drawn_factors
+from meshwright.ir.random.dropout import at_once, drawn_factors
 from meshwright.ir.random.dropped_attention import DroppedByKernel, why_not
 from meshwright.ir.torch_private import safe_softmax
 
@@ -122,11 +123,10 @@ def _by_torch(
     with _as_they_are(query):
         left = wide(query).reshape(-1, heads * rows, width)
         right = wide(key).reshape(-1, keys, width)
-        later = _later(rows, keys, left) if is_causal else left.new_zeros(rows, keys)
+        none = left.new_zeros(1, 1)
+        later = _later_of(heads, rows, keys, left) if is_causal else none
         scale = 1 / sqrt(width) if scale is None else scale
-        scores = torch.baddbmm(
-            later if heads == 1 else later.repeat(heads, 1), left, right.mT, alpha=scale
-        )
+        scores = torch.baddbmm(later, left, right.mT, alpha=scale)
         chances = scores.softmax(-1)
         made = (chances * drawn.factors(chances, None)).bmm(
             wide(value).reshape(-1, keys, value.shape[-1])
@@ -134,11 +134,18 @@ def _by_torch(
     return made.view(*query.shape[:-1], value.shape[-1]).to(query.dtype)
 
 
-def _later(rows: int, keys: int, like: Tensor) -> Tensor:
-    """-inf where a key is later than the query, else 0."""
-    return torch.full(
-        (rows, keys), -torch.inf, dtype=like.dtype, device=like.device
-    ).triu_(1)  # fmt: skip
+def _later_of(heads: int, rows: int, keys: int, like: Tensor) -> Tensor:
+    """-inf where a key is later than the query, else 0: [heads x rows, keys]."""
+    made = (_later if at_once(like) else _later.__wrapped__)(heads, rows, keys, like.dtype)
+    return made.to(like.device)
+
+
+@lru_cache(maxsize=4)
+def _later(heads: int, rows: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """The same on the CPU. Nobody writes to it, and the last few are kept: of few scores each, as
+    others are not made by operators (`ir.random.chances.by_operators`)."""
+    later = torch.full((rows, keys), -torch.inf, dtype=dtype, device="cpu").triu_(1)
+    return later if heads == 1 else later.repeat(heads, 1)
 
 
 def _by_scores(

@@ -76,29 +76,39 @@ def stays(
     return as_strided(drawn, tuple(sizes), tuple(strides))
 
 
-def factors(x: Tensor, *numbered: Any) -> Tensor:
+def factors(x: Tensor, p: float, *numbered: Any) -> Tensor:
     """In the shape, dtype and memory layout of x, on its device, what `dropout` multiplies by, for
     0 < p < 1; drawn on the CPU. `numbered`: as `dropout` is told."""
-    return _drawn(x, _Numbered(*numbered), scaled=True)
+    return _drawn(x, kept_scale(p), p, *numbered)
 
 
 def kept_mask(x: Tensor, *numbered: Any) -> Tensor:
     """The same without the scale: ones and zeros, which every dtype can say."""
-    return _drawn(x, _Numbered(*numbered), scaled=False)
+    return _drawn(x, None, *numbered)
 
 
-def _drawn(x: Tensor, of: _Numbered, *, scaled: bool) -> Tensor:
-    if not x.numel():
+_ONES = {torch.bfloat16: np.int16(0x3F80), torch.float16: np.int16(0x3C00)}
+"""Bits of a one in dtypes of 16: of zero there are none."""
+
+
+def _drawn(
+    x: Tensor, scale: float | None, p: float, key: int, first: int, sizes: Sequence[int],
+    strides: Sequence[int], held: Tensor | None = None, per_sample: int = 0,
+) -> Tensor:  # fmt: skip
+    """Zeros and `scale`, one where that is None."""
+    count = x.numel()
+    if not count:
         return torch.empty_like(x)
-    key, first = said(of.key, of.first, of.held)
-    kept = stays(of.p, key, first, filled(of.sizes, x.numel()), of.strides)
-    scale = kept_scale(of.p) if scaled else 1.0
+    key, first = said(key, first, held)
+    kept = stays(p, key, first, filled(sizes, count), strides)
     # Numpy multiplies, as it has no copies to make for that; it knows no bfloat16.
-    known = x.dtype in (torch.float32, torch.float64)
-    wide = np.float64 if x.dtype is torch.float64 else np.float32
-    made = torch.from_numpy(np.multiply(kept, wide(scale), order="C")).view(x.shape)
-    if not known:
-        made = made.to(x.dtype)
+    if scale is None and x.dtype in _ONES:
+        bits = torch.from_numpy(np.multiply(kept, _ONES[x.dtype], order="C"))
+        made = bits.view(x.dtype).view(x.shape)
+    else:
+        wide = np.float64 if x.dtype is torch.float64 else np.float32
+        scaled = np.multiply(kept, wide(1.0 if scale is None else scale), order="C")
+        made = torch.from_numpy(scaled).view(x.shape).to(x.dtype)
     if x.is_contiguous():
         return made if x.device.type == "cpu" else made.to(x.device)
     return torch.empty_like(x, device="cpu").copy_(made).to(x.device)
@@ -106,17 +116,18 @@ def _drawn(x: Tensor, of: _Numbered, *, scaled: bool) -> Tensor:
 
 def drawn_factors(x: Tensor, *numbered: Any) -> Tensor:
     """`factors` by the operator, or at once where nobody sees operators and the host has them."""
-    made: Tensor = (factors if _at_once(x) else FACTORS)(x, *numbered)
+    made: Tensor = (factors if at_once(x) else FACTORS)(x, *numbered)
     return made
 
 
 def drawn_mask(x: Tensor, *numbered: Any) -> Tensor:
     """`kept_mask`, likewise."""
-    made: Tensor = (kept_mask if _at_once(x) else _MASK)(x, *numbered)
+    made: Tensor = (kept_mask if at_once(x) else _MASK)(x, *numbered)
     return made
 
 
-def _at_once(x: Tensor) -> bool:
+def at_once(x: Tensor) -> bool:
+    """Whether nobody sees operators, and what x is multiplied by is made by the host."""
     return x.device.type == "cpu" and not (INTERPRETED or is_watched() or is_compiling())
 
 

@@ -18,6 +18,8 @@ NUMBERS = ("width", "middle", "inner", "outer_step", "middle_step", "inner_step"
 
 def filled(sizes: Sequence[int], count: int) -> tuple[int, ...]:
     """The sizes of `count` elements, of which one size may be -1."""
+    if len(sizes) == 1:
+        return (count if sizes[0] < 0 else sizes[0],)
     rest = prod(size for size in sizes if size >= 0)
     return tuple(count // rest if size < 0 else size for size in sizes)
 

@@ -1,10 +1,11 @@
-"""Memory under autocast on a CPU: predicted beside tracked bytes of tensors."""
+"""Memory in narrow numbers on a CPU: predicted beside tracked bytes of tensors."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from meshwright.testing.apart_libraries import with_library
 from tests.told_memory import told_of_held
 
 WORDS, TOKENS = 128, 64
@@ -38,9 +39,16 @@ def _llama() -> nn.Module:
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [_gpt2, _llama])
-@pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])
+CASES = [
+    *((make, precision) for make in (_gpt2, _llama) for precision in ("bf16-autocast", "bf16")),
+    (_llama, "fp8-rowwise"), (_llama, "fp8-tensorwise"),
+]  # fmt: skip
+"""GPT-2's products are no linear layers, which alone are of 8-bit floats."""
+
+
+@pytest.mark.parametrize(("make", "precision"), CASES)
 def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
+    with_library("torchao")
     torch.manual_seed(0)
     model, data = _Language(make()), (torch.randint(WORDS, (8, TOKENS)),)
     assert told_of_held(model, data, precision) == pytest.approx(1.0, abs=0.01)

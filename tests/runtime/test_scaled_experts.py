@@ -64,7 +64,7 @@ def test_ranks_with_some_experts_are_as_one_with_all(precision: str) -> None:
             make_problem(graph, Cluster.preset(gpu, devices_per_node=2), precision=precision)
     make_problem(graph, Cluster.preset("h200", devices_per_node=2), precision=precision)
     make_problem(
-        graph, Cluster.preset("b200", devices_per_node=2), precision=precision, style="nemo"
+        graph, Cluster.preset("b200", devices_per_node=2), precision=precision, style="automodel"
     )
 
     def planned(world: int, *pins: str) -> Plan:
