@@ -19,6 +19,8 @@ class Room(NamedTuple):
     """Where there are none before the op that makes each: less than 0 if they come late."""
     at: float
     """Share of the backward's time after which there is that much."""
+    given: int
+    """Of `most`, gradients that the block is given, which are held to its end."""
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
@@ -33,6 +35,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
     live = _Live(_entering(walk, left, roots))
+    entered = live.nbytes
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
@@ -59,7 +62,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             live.goes({roots.get(name, name) for name in step.op.outputs}, passed)
             live.comes(made)
         freed += freed_by[number]
-    return Room(most, growing, at)
+    return Room(most, growing, at, entered)
 
 
 class _Live:
