@@ -69,7 +69,6 @@ def test_windows_and_sinks_are_operators_and_no_mask_is_made() -> None:
         )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_parts_of_long_samples_are_the_model(name: str) -> None:
     """Rings in zigzag and in runs, windows that fetch, heads, and pipeline stages."""
