@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from meshwright.ir.garbage import FEWER_OBJECTS
 from tests.huge_pages import use_huge_pages
-from tests.sampled import ALL_CASES, ONE_OF, picked
+from tests.sampled import ALL_CASES, picked
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
@@ -48,7 +48,7 @@ settings.load_profile("shared cores")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases", action="store_true",
-        help="run what is `slow` and every case of what is `sampled`, as `make test-all` does",
+        help="run every case of tests that are marked `sampled`, as `make test-all` does",
     )  # fmt: skip
 
 
@@ -77,14 +77,11 @@ def pytest_unconfigure() -> None:
 
 
 def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that are marked `sampled`, some cases run, and none of those marked `slow`; all if
-    one was asked for by its name, and, of sampled ones, all that need a GPU: they are skipped
-    where there is none, and few machines have one."""
+    """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name, and
+    all that need a GPU: they are skipped where there is none, and few machines have one."""
     if ALL_CASES in os.environ or any("::" in argument for argument in config.args):
         return
     by_test: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
-    one_of: dict[str, int] = {}
-    slow = {item for item in items if item.get_closest_marker("slow")}
     sampled = [
         item for item in items
         if item.get_closest_marker("sampled") and not item.get_closest_marker("gpu")
@@ -92,12 +89,9 @@ def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in sampled:
         if isinstance(item, pytest.Function):
             values = frozenset(f"{name} {value}" for name, value in item.callspec.params.items())
-            test = item.nodeid.split("[")[0]
-            by_test[test][item.nodeid] = values
-            mark = item.get_closest_marker("sampled")
-            one_of[test] = mark.args[0] if mark and mark.args else ONE_OF
-    kept = {case for test, cases in by_test.items() for case in picked(cases, one_of[test])}
-    left = slow | {item for item in sampled if item.nodeid not in kept}
+            by_test[item.nodeid.split("[")[0]][item.nodeid] = values
+    kept = {case for cases in by_test.values() for case in picked(cases)}
+    left = {item for item in sampled if item.nodeid not in kept}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 

@@ -19,14 +19,14 @@ def in_turn(names: Iterable[str], turn: int) -> tuple[str, ...]:
     return tuple(name for name in found if name in kept)
 
 
-def picked(cases: Mapping[str, frozenset[str]], one_of: int = ONE_OF) -> frozenset[str]:
-    """A third of the cases, or one of so many, one at least, of which it is said what they are made
-    of: those come first that have most of what none before them has."""
+def picked(cases: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """A third of the cases, one at least, of which it is said what they are made of: those come
+    first that have most of what none before them has."""
     if os.environ.get(ALL_CASES):
         return frozenset(cases)
     left, seen = _ranked(cases), frozenset[str]()
     kept = set[str]()
-    for _ in range(-(-len(cases) // one_of)):
+    for _ in range(-(-len(cases) // ONE_OF)):
         best = max(left, key=lambda name: len(cases[name] - seen))
         left.remove(best)
         kept.add(best)

@@ -65,7 +65,6 @@ def _walk(folder: Path):
         yield from (Path(where) / name for name in names)
 
 
-@pytest.mark.slow
 def test_every_file_and_command_of_the_page_runs_as_printed(installed, tmp_path):
     begun = time.monotonic()
     environment = os.environ | {

@@ -31,8 +31,6 @@ ELSEWHERE = {"docs/your_model.md": "test_newcomer.py"}
 """Pages that another test runs."""
 FIRST_ELSEWHERE = {"README.md": "test_readme.py"}
 """Pages whose first block of Python another test runs."""
-SLOW = {"experts"}
-"""Pages whose searches take a minute; what they do is tested at less."""
 WORDS = re.compile(r"[A-Z_]{3,}")
 """What a page leaves to the reader: TARGET, DIR."""
 
@@ -204,13 +202,7 @@ def small(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(p, marks=[pytest.mark.slow] if p.stem in SLOW else [], id=p.stem)
-        for p in sorted({b.page for b in all_blocks()})
-    ],
-)
+@pytest.mark.parametrize("page", sorted({b.page for b in all_blocks()}), ids=lambda p: p.stem)
 def test_blocks_of_a_page_run_as_printed(page, small, tmp_path, monkeypatch, capsys):
     name = str(page.relative_to(ROOT))
     if name in ELSEWHERE:

@@ -26,7 +26,6 @@ def test_those_come_first_that_have_what_no_other_has() -> None:
     assert len(found) == 4
     assert {x for name in found for x in VALUES[name]} == frozenset().union(*VALUES.values())
     assert picked(dict(reversed(VALUES.items()))) == found
-    assert len(picked(VALUES, 6)) == 2 and len(picked(VALUES, 100)) == 1
 
 
 @pytest.mark.sampled
@@ -54,18 +53,6 @@ def test_cases_for_a_gpu_are_never_left_out(case: int, request: pytest.FixtureRe
         needs = [x.get_closest_marker("gpu") is not None for x in here]
         assert sum(needs) in (0, 3)  # 0: `-m "not gpu"`
         assert "::" in str(request.config.args) or needs.count(False) <= 1
-
-
-@pytest.mark.slow
-def test_what_is_slow_runs_only_if_asked(request: pytest.FixtureRequest) -> None:
-    named = any("::" in argument for argument in request.config.args)
-    assert named or request.config.getoption("--all-cases")
-
-
-def test_what_is_slow_is_left_out(request: pytest.FixtureRequest) -> None:
-    named = any("::" in argument for argument in request.config.args)
-    if not named and not request.config.getoption("--all-cases"):
-        assert not [x for x in request.session.items if x.get_closest_marker("slow")]
 
 
 def test_all_run_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_there_are_six():
     assert [path.name[:2] for path in NOTEBOOKS] == [f"{n}_" for n in range(1, 7)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path):
     kept, new = nbformat.read(path, as_version=4), executed(path, minutes="0.1")

@@ -27,7 +27,6 @@ def test_parts_are_in_proportion() -> None:
     assert proportional_cuts([1.0] * 8, [1, 2, 5]) == [1, 3]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "pins",
     [

@@ -38,7 +38,6 @@ def test_every_task_is_measured_once(ranks: int, tasks: int) -> None:
     assert len(rounds) == -(-tasks // ranks)
 
 
-@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
     command = [

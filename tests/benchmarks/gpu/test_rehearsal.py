@@ -9,8 +9,6 @@ from benchmarks.gpu.results import MODULES, load
 from benchmarks.gpu.step import load_steps
 from tests.benchmarks.gpu.days import day
 
-pytestmark = pytest.mark.slow
-
 CARRIED = {"ortools", "pydantic", "pydantic-core", "annotated-types", "typing-inspection",
            "immutabledict", "protobuf"}  # fmt: skip
 """What an audit by hand found: the same must follow from what is imported."""

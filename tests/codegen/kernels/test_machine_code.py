@@ -24,7 +24,6 @@ BOUND = [
 ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "build"), BOUND, ids=[name for name, _ in BOUND])
 def test_what_memory_bounds_reaches_a_copys_speed(name, build):
     assert broken(copy_share(build, 90)) == ""
