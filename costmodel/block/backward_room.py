@@ -8,6 +8,7 @@ from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.rules import given
+from meshwright.ir.ops import facts
 
 
 class Room(NamedTuple):
@@ -19,8 +20,8 @@ class Room(NamedTuple):
     """Where there are none before the op that makes each: less than 0 if they come late."""
     at: float
     """Share of the backward's time after which there is that much."""
-    given: int
-    """Of `most`, gradients that the block is given, which are held to its end."""
+    one_op: int
+    """What one op has with its operands and results, and gradients that the block was given."""
 
 
 def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
@@ -34,8 +35,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     to_come = _gradients_to_come(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    live = _Live(_entering(walk, left, roots))
-    entered = live.nbytes
+    live, one_op = _Live(_entering(walk, left, roots), held=not _has_experts(steps)), 0
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
@@ -53,32 +53,39 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             beside, least = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = max(live.nbytes + new + beside, least)
+            results = {roots.get(name, name) for name in step.op.outputs}
+            one_op = max(one_op, _alone(step, elements) + beside + live.given_beside(results))
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
             if now - freed - less > growing:
                 growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
-            live.goes({roots.get(name, name) for name in step.op.outputs}, passed)
+            live.goes(results, passed)
             live.comes(made)
         freed += freed_by[number]
-    return Room(most, growing, at, entered)
+    return Room(most, growing, at, one_op)
 
 
 class _Live:
     """Gradients of values that are there: those of the terms of a sum are one tensor. Those that
-    enter are there to the end of the block: who calls its backward holds them."""
+    enter are `held` to the end of the block: who calls its backward has them."""
 
-    def __init__(self, entering: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, entering: Iterable[tuple[str, int]], *, held: bool) -> None:
         self._of: dict[str, tuple[str, ...]] = {}
         """Value -> its gradient, named by those that first had it."""
         self._sizes: dict[tuple[str, ...], int] = {}
         self.comes(dict(entering))
-        self._entered = frozenset(self._sizes)
+        self._entered = frozenset(self._sizes if held else ())
 
     @property
     def nbytes(self) -> int:
         return sum(self._sizes.values())
+
+    def given_beside(self, names: Collection[str]) -> int:
+        """Bytes of the gradients that have entered, but for those of the values named."""
+        own = {self._of[name] for name in names if name in self._of}
+        return sum([self._sizes[key] for key in self._entered - own])
 
     def has(self, name: str) -> bool:
         return name in self._of
@@ -98,6 +105,18 @@ class _Live:
         self._of |= {name: keys[0] for name in passed if keys}
         there = {*self._of.values(), *self._entered}
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
+
+
+def _has_experts(steps: Sequence[OpStep]) -> bool:
+    """Whether one op makes the block's most inside. Gradients of its weights come after that, and
+    count as there: as much, in the models that were measured, as what the block was given."""
+    return any(facts(step.op.target).backward_inside for step in steps)
+
+
+def _alone(step: OpStep, elements: Sequence[int]) -> int:
+    """Bytes of an op's operands and results."""
+    operands = [elements[i.value] * i.width for i in step.inputs if not i.is_param]
+    return sum(operands) + sum([elements[value] * width for value, width in step.outputs])
 
 
 def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:

@@ -263,7 +263,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     ]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     room = backward_room(walk, saved, block.outputs)
-    most = min(walk.in_backward + room.given, room.most)
+    most = min(max(walk.in_backward, room.one_op), room.most)
     return BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,
