@@ -136,7 +136,13 @@ class Problem:
     @cached_property
     def coupling(self) -> tuple[str, ...]:
         """Why more than one micro-batch would change the result; empty if it would not."""
-        return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
+        return (*self.mixing, *batch_norms(self.graph))
+
+    @cached_property
+    def mixing(self) -> tuple[str, ...]:
+        """Of that, what ops of blocks need of other samples, their sums too: replicas that train
+        together have it only where the batch is in one piece."""
+        return batch_coupling(self.graph, self.layouts(()))
 
     @cached_property
     def meeting(self) -> tuple[str, ...]:

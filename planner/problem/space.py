@@ -161,8 +161,14 @@ _of_size: Memo[tuple[int, tuple[Constraint, ...]], tuple[Mesh, ...]] = Memo()
 
 
 def microbatch_counts(problem: Problem) -> tuple[int, ...]:
-    """Legal numbers of micro-batches; 1 if more would change the result and pins leave it."""
+    """Legal numbers of micro-batches; 1 if more would change the result and pins leave it.
+    PlanError where they leave none that a job could run."""
     found = allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
+    if found and 1 not in found and problem.mixing and "delayed" not in problem.allow:
+        raise PlanError(
+            f"num_microbatches is pinned to {', '.join(map(str, found[:4]))}, and samples of a "
+            f"step depend on each other; nearest is 1: {problem.mixing[0]}"
+        )
     return (1,) if problem.coupling and 1 in found else found
 
 

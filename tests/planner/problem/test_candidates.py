@@ -5,13 +5,18 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.verify import verify
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, even_cuts, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES
+from meshwright.planner.problem.space import microbatch_counts
 from meshwright.planner.search.notes import notes_of
 from tests.planner.problems import cluster, mlp, problem, traced
 
@@ -91,6 +96,26 @@ def test_batch_norms_are_noted() -> None:
     notes = notes_of(asked, plan)
     assert "micro-batches change the result" in notes[0]
     assert "synchronised over dp" in notes[1]
+
+
+class _Distances(nn.Module):
+    """Each sample's from all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.second(self.first(x).tanh())
+        return torch.cdist(made.sin(), made).mean()
+
+
+def test_microbatches_of_samples_that_need_each_other_are_refused() -> None:
+    """No job could run them."""
+    graph = trace(_Distances(), (torch.randn(8, 8),))
+    asked = make_problem(graph, cluster(2), constraints=("num_microbatches in 2,4",))
+    with pytest.raises(PlanError, match=r"pinned to 2, 4, and samples .* nearest is 1: .*cdist"):
+        microbatch_counts(asked)
 
 
 def test_notes_tell_of_the_layouts_that_a_plan_has() -> None:
