@@ -5,9 +5,8 @@ runs under a third of the plans of each size, each under another third; `make te
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import pytest
 
@@ -20,61 +19,9 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.networks import ResNet50
 from meshwright.testing.split_all import split_all
+from tests.equal_plans import PLANS, Case
 from tests.sampled import in_turn
 from tests.traces import zoo_graph
-
-BATCH = 8
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kind of plan, on `world` ranks."""
-
-    world: int
-    choice: dict[str, Any] = field(default_factory=dict)
-    batch: int = BATCH
-
-
-PLANS = {
-    "one": Case(1),
-    "one_microbatches": Case(1, {"num_microbatches": 4}),
-    "dp4": Case(4, {"dp_replicate": 4}),
-    "dp3_uneven": Case(3, {"dp_replicate": 3}),
-    "zero1": Case(4, {"dp_shard": 4, "zero": 1}),
-    "zero2": Case(4, {"dp_shard": 4, "zero": 2, "num_microbatches": 2}),
-    "zero3": Case(4, {"dp_shard": 4, "zero": 3}),
-    "hsdp": Case(4, {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 2}),
-    "tp2": Case(2, {"tp": 2}),
-    "tp4": Case(4, {"tp": 4}),
-    "tp3_uneven": Case(3, {"tp": 3}),
-    "pp2": Case(2, {"pp": 2, "num_microbatches": 4}),
-    "pp4": Case(4, {"pp": 4, "num_microbatches": 4}),
-    "tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2}),
-    "dp2_tp2_pp2": Case(8, {"dp_replicate": 2, "tp": 2, "pp": 2, "num_microbatches": 2}),
-    "zero3_tp2_pp2": Case(8, {"dp_shard": 2, "zero": 3, "tp": 2, "pp": 2, "num_microbatches": 2}),
-    "uneven_stages": Case(2, {"pp": 2, "cuts": (1,), "num_microbatches": 4}),
-    "replicas_3_1": Case(4, {"pp": 2, "stage_dp": (3, 1), "num_microbatches": 2}),
-    "replicas_1_2": Case(3, {"pp": 2, "stage_dp": (1, 2), "num_microbatches": 2}),
-    "tp_per_stage": Case(3, {"pp": 2, "stage_tp": (2, 1), "num_microbatches": 2}),
-    "tp_1_2_zero": Case(6, {"pp": 2, "stage_tp": (1, 2), "dp_shard": 2, "zero": 2,
-                            "num_microbatches": 2}),
-    "gpipe": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "gpipe"}),
-    "dapple_pa": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "dapple_pa"}),
-    "dapple_pb": Case(4, {"pp": 4, "num_microbatches": 8, "schedule": "dapple_pb"}),
-    "interleaved": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "interleaved"}),
-    "zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
-    "zbv": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zbv"}),
-    "dual_pipe_v": Case(4, {"pp": 2, "dp_shard": 2, "num_microbatches": 4,
-                            "schedule": "dual_pipe_v"}),
-    "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
-                                  "schedule": "zero_bubble"}),
-    "recompute": Case(1, {"recompute": "full"}),
-    "recompute_tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2, "recompute": "full"}),
-    "recompute_zero3": Case(2, {"dp_shard": 2, "zero": 3, "recompute": "full"}),
-    "recompute_zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "recompute": "full",
-                                      "schedule": "zero_bubble"}),
-}  # fmt: skip
-
 
 MODELS = CASES | {
     # All kinds of ResNet-50's blocks, 6 of its 16: whole it takes as long as all other models.

@@ -1,9 +1,9 @@
 """In a step the host waits for nothing that the device does in it: checked on a GPU that is not
 there (`tests.fake_gpu`), where no operand may lie on another device and no value can be read."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
-from typing import Any
 
 import pytest
 import torch
@@ -14,20 +14,23 @@ from meshwright.ir.placed import used
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
+from tests import equal_plans
+from tests.equal_plans import Case
 from tests.fake_gpu import process
 from tests.fake_gpu.process import Planned, waits_of
+from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
 
-PLANS: dict[str, dict[str, Any]] = {
-    "microbatches": {"num_microbatches": 4},
-    "dp": {"dp_replicate": 2},
-    "zero1": {"dp_shard": 2, "dp_replicate": 2, "zero": 1},
-    "zero2": {"dp_shard": 2, "zero": 2, "num_microbatches": 2},
-    "zero3": {"dp_shard": 2, "zero": 3, "num_microbatches": 2, "recompute": "full"},
-    "tp2_pp2": {"tp": 2, "pp": 2, "num_microbatches": 2},
-    "zero_bubble_zero3": {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
-                          "schedule": "zero_bubble"},
+PLANS = {
+    "microbatches": Case(1, {"num_microbatches": 4}),
+    "dp": Case(2, {"dp_replicate": 2}),
+    "zero1": Case(4, {"dp_shard": 2, "dp_replicate": 2, "zero": 1}),
+    "zero2": Case(2, {"dp_shard": 2, "zero": 2, "num_microbatches": 2}),
+    "zero3": Case(2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2, "recompute": "full"}),
+    "tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2}),
+    "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
+                                  "schedule": "zero_bubble"}),
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2": ("gpt2", "fp32", "adamw", (), [*PLANS]),
@@ -41,20 +44,19 @@ STEPS, LOOKS = 2, 4
 
 
 def planned(
-    model: str, precision: str, optimizer: str, kernels: tuple[str, ...], names: list[str]
-) -> Planned:
+    model: str, precision: str, optimizer: str, kernels: tuple[str, ...],
+    kinds: Mapping[str, Case],
+) -> Planned:  # fmt: skip
     """Plans for GPUs, with clipped gradients."""
     case, found = CASES[model], {}
     example = case.example(8, dtype=torch.float32)
     graph = mw.trace(
         case.model(torch.float32), example, case.loss_fn, kernels=kernels, precision=precision
     )
-    for name in names:
-        axes = ("dp_shard", "dp_replicate", "tp", "pp")
-        world = prod(PLANS[name].get(axis, 1) for axis in axes)
-        cluster = mw.Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=world)
+    for name, kind in kinds.items():
+        cluster = mw.Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=kind.world)
         problem = make_problem(graph, cluster, precision=precision, optimizer=optimizer)
-        plan = build_plan(problem, uniform_choice(problem, **PLANS[name]), predict=False)
+        plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
         found[name] = replace(plan, max_grad_norm=1.0), graph
     return found
 
@@ -62,15 +64,26 @@ def planned(
 def test_a_step_waits_for_nothing_of_itself() -> None:
     given = {
         f"{setting}, {name}": job
-        for setting, told in SETTINGS.items()
-        for name, job in planned(*told).items()
+        for setting, (*told, names) in SETTINGS.items()
+        for name, job in planned(*told, {name: PLANS[name] for name in names}).items()
     }
     assert {"bucket", "bucket_update"} <= used(given["llama kernels, zero1"][0])
     found = waits_of(given, STEPS)
     assert found == {name: ([], LOOKS * (STEPS - 1)) for name in given}
 
 
+@pytest.mark.skipif(not os.environ.get(ALL_CASES), reason="in `make test-all`: minutes")
+@pytest.mark.parametrize(("kernels", "precision"), [((), "fp32"), (KERNELS, "bf16")])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_no_plan_that_equals_one_process_waits(
+    model: str, kernels: tuple[str, ...], precision: str
+) -> None:
+    given = planned(model, precision, "adamw", kernels, equal_plans.PLANS)
+    found = waits_of(given, STEPS)
+    assert found == {name: ([], LOOKS * (STEPS - 1)) for name in given}
+
+
 def test_what_waits_is_found() -> None:
-    given = planned(*SETTINGS["gpt2"][:4], ["dp"])
+    given = planned(*SETTINGS["gpt2"][:4], {"dp": PLANS["dp"]})
     found, _ = waits_of(given, STEPS, careless="dp")["dp"]
     assert found == ["float() of a tensor", "aten._to_copy of [3] from cpu to cuda"]
