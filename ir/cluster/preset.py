@@ -105,8 +105,8 @@ class Preset:
     reported: str
     """Words of the name that CUDA reports; of several presets the longest that is in it, and then
     the one whose memory is nearest."""
-    capability: str
-    """Of CUDA, by NVIDIA's list of GPUs; AMD's name of the architecture."""
+    capability: str = ""
+    """Of CUDA, by NVIDIA's list of GPUs, or AMD's name of the architecture; empty: not known."""
     accelerator: str = ""
     """Its name in the catalogue of SkyPilot; empty: none is known."""
     reference: str = "data sheet"
