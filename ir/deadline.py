@@ -14,7 +14,7 @@ _END: ContextVar[float] = ContextVar("search_end", default=inf)
 _STOP: ContextVar[threading.Event | None] = ContextVar("search_stop", default=None)
 
 
-class _Busy:
+class _ThreadEnd:
     """An end on the processor clock of a thread, which goes no faster than `time.monotonic`: it is
     not asked, a call of the system that a trace would make 100,000 times, before it can be up."""
 
@@ -29,7 +29,7 @@ class _Busy:
         return left < 0
 
 
-_BUSY: ContextVar[_Busy | None] = ContextVar("trace_end", default=None)
+_BUSY: ContextVar[_ThreadEnd | None] = ContextVar("trace_end", default=None)
 
 
 class SearchStopped(Exception):
@@ -57,7 +57,7 @@ def until(end: float) -> AbstractContextManager[None]:
 def busy_for(seconds: float) -> AbstractContextManager[None]:
     """Inside, `check_time` raises TimeUp once this thread has computed for so long, or for as long
     as one around it allows: what others do on the machine ends nothing that cannot be cut short."""
-    return _within(_BUSY, _Busy(min(thread_time() + seconds, _busy_end())))
+    return _within(_BUSY, _ThreadEnd(min(thread_time() + seconds, _busy_end())))
 
 
 def part_of_busy(share: float) -> AbstractContextManager[None]:
