@@ -60,12 +60,14 @@ def check_device(device: torch.device) -> None:
     check_capability(f"{major}.{minor}" if not torch.version.hip else "of AMD")
 
 
-def check_capability(capability: str) -> None:
-    """PlanError for a GPU whose capability of CUDA is another than that of torch's kernel."""
+def check_capability(capability: str, name: str = "") -> None:
+    """PlanError for a GPU, of a name that is known, whose capability of CUDA is another than that
+    of torch's kernel."""
     if capability != CAPABILITY:
+        found = f"{capability} of {name}" if name else capability
         raise PlanError(
             "grouped products of 8-bit floats, which the plan's experts have, are for GPUs of "
-            f"capability {CAPABILITY} (H100, H200), not {capability}: nearest is precision bf16, "
+            f"capability {CAPABILITY} (H100, H200), not {found}: nearest is precision bf16, "
             "or bf16 for their modules, such as fp8-rowwise, *.experts=bf16"
         )
 

@@ -12,4 +12,4 @@ def check_experts(graph: Graph, cluster: Cluster, style: str) -> None:
         return
     for device in cluster.device_types:
         if device.capability:
-            check_capability(device.capability)
+            check_capability(device.capability, device.name)

@@ -66,7 +66,6 @@ def test_ssd_has_as_many_boxes_as_its_paper():
     assert any(op.target.startswith("aten.smooth_l1_loss") for op in graph.ops)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("one", "samples_per_s"),
     [(case("ResNet-50", batch=256), 2470), (case("ResNet-50", preset="v100-32", batch=256), 1156),

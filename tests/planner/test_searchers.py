@@ -49,7 +49,6 @@ def test_plans_are_legal(searcher: str, name: str) -> None:
     assert plan.evidence and plan.evidence.exhausted and plan.evidence.candidates > 0
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("searcher", [name for name in SEARCHERS if name not in BASELINES])
 @pytest.mark.parametrize("name", TINY)
 def test_never_better_than_all_plans(searcher: str, name: str) -> None:

@@ -59,7 +59,6 @@ def trained(plans: list[Plan], steps: int) -> list[tuple[list[float], dict[str, 
     return found
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_forty_steps_are_those_of_one_process(variant):
     sizes = {1: (1, 10), 3 * WIDTH * WIDTH * 8: (2, None), 2**30: (1, 1)}

@@ -88,7 +88,6 @@ def test_every_value_is_made_before_it_is_read(traced: tuple[ModelCase, Graph]) 
         known.update(op.outputs)
 
 
-@pytest.mark.sampled
 def test_model_is_left_as_it_was(traced: tuple[ModelCase, Graph]) -> None:
     case, _ = traced
     model = case.model().eval()
@@ -100,7 +99,6 @@ def test_model_is_left_as_it_was(traced: tuple[ModelCase, Graph]) -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
-@pytest.mark.sampled
 def test_batch_size_is_asked_for_not_given(traced: tuple[ModelCase, Graph]) -> None:
     case, graph = traced
     other = trace(case.model(), case.example(2), case.loss_fn, global_batch_size=8)

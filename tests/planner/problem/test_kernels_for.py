@@ -40,7 +40,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("build", "cluster", "wanted"), CASES)
 def test_those_that_pay_on_the_devices(build, cluster, wanted, precision):
