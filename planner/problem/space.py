@@ -13,6 +13,7 @@ from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
 from meshwright.ir.errors import PlanError
 from meshwright.ir.memo import Memo
+from meshwright.ir.plan.bag_problems import uncut_bags
 from meshwright.ir.plan.folded import FOLDED, Fold, folds_of
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.ir.precision import AS_TRACED, Precision, precision
@@ -164,10 +165,11 @@ def microbatch_counts(problem: Problem) -> tuple[int, ...]:
     """Legal numbers of micro-batches; 1 if more would change the result and pins leave it.
     PlanError where they leave none that a job could run."""
     found = allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
-    if found and 1 not in found and problem.mixing and "delayed" not in problem.allow:
+    if found and 1 not in found and problem.mixing:
+        counts = ", ".join(map(str, found[:4]))
         raise PlanError(
-            f"num_microbatches is pinned to {', '.join(map(str, found[:4]))}, and samples of a "
-            f"step depend on each other; nearest is 1: {problem.mixing[0]}"
+            f"num_microbatches is pinned to {counts}, and samples of a step depend on each other; "
+            f"nearest is 1: {next(uncut_bags(problem.graph, found[0]), problem.mixing[0])}"
         )
     return (1,) if problem.coupling and 1 in found else found
 

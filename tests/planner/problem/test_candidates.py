@@ -113,9 +113,11 @@ class _Distances(nn.Module):
 def test_microbatches_of_samples_that_need_each_other_are_refused() -> None:
     """No job could run them."""
     graph = trace(_Distances(), (torch.randn(8, 8),))
-    asked = make_problem(graph, cluster(2), constraints=("num_microbatches in 2,4",))
-    with pytest.raises(PlanError, match=r"pinned to 2, 4, and .* nearest is 1: .* whole batch"):
-        microbatch_counts(asked)
+    pins = ("num_microbatches in 2,4",)
+    for allow in ((), ("delayed",)):
+        asked = make_problem(graph, cluster(2), constraints=pins, allow=allow)
+        with pytest.raises(PlanError, match=r"pinned to 2, 4, and .* nearest is 1: .* whole batch"):
+            microbatch_counts(asked)
 
 
 def test_notes_tell_of_the_layouts_that_a_plan_has() -> None:
