@@ -5,7 +5,7 @@ The user's model is a Hugging Face model of the row's shape. What the row's stac
 does not say is a file of `ir/styles`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +22,11 @@ from benchmarks.published.sites import cluster_of
 from benchmarks.published.stacks import Stack, stack_of
 from benchmarks.published.traces import kept
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import ModelMesh, Plan, model_mesh
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.plan.keeping import Keeping
+from meshwright.ir.plan.plan import ModelMesh, Plan, ScheduleTable, Stage, model_mesh
 from meshwright.ir.plan.predicted import RankMemory
+from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.styles import style
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.variants import own_variants
@@ -32,8 +34,10 @@ from meshwright.planner.problem.by_stage import recomputable
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import settled
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.planner.problem.schedule_tools import USUAL
+from meshwright.planner.problem.schedule_tools import USUAL, make_schedule
 
+Kept = Callable[[Graph, Block], Mapping[str, Keeping]]
+"""What recomputation of parts of a layer keeps of it."""
 _SCHEDULES = {
     "": "one_f_one_b", "1f1b": "one_f_one_b", "onefoneb": "one_f_one_b",
     "interleaved": "interleaved", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
@@ -125,7 +129,7 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     mode, _ = recompute_mode(row.recompute)
     model = model_mesh({"cp": p.cp, "ep": ep, "tp": p.tp})
     plans = [
-        _as_kept(problem, mode, build_plan(problem, uniform_choice(
+        _as_run(problem, row, build_plan(problem, uniform_choice(
             problem, pp=p.pp, model=model, variant=variant, dp_shard=shard,
             dp_replicate=dp // shard, zero=_zero(row, stack) if shard * p.cp * ep > 1 else 0,
             num_microbatches=row.microbatches, schedule=schedule_of(row),
@@ -136,11 +140,31 @@ def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
     return min(plans, key=_step_s)
 
 
-def _as_kept(problem: Problem, mode: str, plan: Plan) -> Plan:
-    """The plan whose layers keep what a row's recomputation of parts of layers does."""
-    of_layer = {"op": per_op, "core": core}.get(mode)
-    if of_layer is None:
+def _as_run(problem: Problem, row: Row, plan: Plan) -> Plan:
+    """The plan whose layers keep what a row's recomputation of parts of layers does, and whose
+    pipeline is as often empty."""
+    of_layer = {"op": per_op, "core": core}.get(recompute_mode(row.recompute)[0])
+    rounds = max(1, row.microbatches * row.mbs // row.lbs) if row.parallel.pp > 1 else 1
+    if of_layer is None and rounds == 1:
         return plan
+    if rounds > 1:
+        plan = replace(plan, schedule=_emptied(plan, rounds))
+    stages = plan.stages if of_layer is None else _kept_stages(problem, of_layer, plan)
+    return settled(problem, replace(plan, stages=stages))
+
+
+def _emptied(plan: Plan, rounds: int) -> ScheduleTable:
+    """The plan's schedule for a part of its micro-batches, as often as it takes for all."""
+    name, count = plan.schedule.name, plan.num_microbatches // rounds
+    one = make_schedule(name, len(plan.stages), count, len(plan.schedule.rows))
+    rows = [
+        [replace(a, microbatch=a.microbatch + i * count) for i in range(rounds) for a in row]
+        for row in one.ranks
+    ]
+    return ScheduleTable(name=name, rows=Schedule(name, tuple(map(tuple, rows))).rows)
+
+
+def _kept_stages(problem: Problem, of_layer: Kept, plan: Plan) -> tuple[Stage, ...]:
     graph, stages = problem.graph, []
     for stage in plan.stages:
         first, last = (problem.tables.block_index[name] for name in (stage.first, stage.last))
@@ -148,7 +172,7 @@ def _as_kept(problem: Problem, mode: str, plan: Plan) -> Plan:
         blocks = {block.pattern: block for block in graph.blocks if block.pattern in layers}
         said = {pattern: of_layer(graph, block) for pattern, block in blocks.items()}
         stages.append(replace(stage, saved=said) if all(said.values()) else stage)
-    return settled(problem, replace(plan, stages=tuple(stages)))
+    return tuple(stages)
 
 
 def _zero(row: Row, stack: Stack) -> int:

@@ -60,6 +60,8 @@ class Row:
     parallel: Parallel
     gbs: int
     mbs: int
+    lbs: int
+    """Samples of a replica after which its pipeline is empty."""
     seq: int
     precision: str
     recompute: str
@@ -181,6 +183,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         parallel=parallel,
         gbs=gbs,
         mbs=mbs,
+        lbs=_count(batch, "lbs") or gbs,
         seq=seq,
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),

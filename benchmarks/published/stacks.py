@@ -96,6 +96,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="internevo-fsdp")
     if stack is _MEGATRON and row.parallel.sp:
         return replace(stack, style="megatron-2022-sequence")
+    if stack is _NEMO and row.shape.latent and "25.05" in row.system.split(row.table)[0]:
+        return replace(stack, style="nemo-latent-2025", flash=_trains_latent(row.gpu))
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():
@@ -112,3 +114,10 @@ def _is_torchao_of_spring(row: Row) -> bool:
     """Whether a row is of torchao's table of H100: by its README that had torchtitan 0.0.2 and a
     torch 2.7.0a0, older than the compiled loss of April 2025; its table of MI300X is of August."""
     return "torchao float8" in row.system.lower() and "h100" in row.gpu.lower()
+
+
+def _trains_latent(gpu: str) -> bool:
+    """Whether cuDNN had a kernel of attention that trains heads of 192 and 128 values in NeMo's
+    container 25.04.01: on Blackwell since 9.11 only (TransformerEngine, fused_attn.cpp, "d_qk =
+    192, d_v = 128 + Blackwell + bprop"). The recipes make attention's core again there alone."""
+    return not gpu.startswith(("B200", "GB200"))

@@ -16,6 +16,7 @@ STYLE = replace(
     MEGATRON,
     title="NeMo",
     attention=0.62,
+    fused_softmax=True,
     chunks=True,
     casting=Casting(operand=4, result=4),
     experts_cpu_s=(4.0e-3, 4.0e-3),
