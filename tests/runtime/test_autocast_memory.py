@@ -1,4 +1,4 @@
-"""Memory in narrow numbers on a CPU: predicted beside tracked bytes of tensors."""
+"""Memory in narrow and wide numbers on a CPU: predicted beside tracked bytes of tensors."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def _llama() -> nn.Module:
 
 CASES = [
     *((make, precision) for make in (_gpt2, _llama) for precision in ("bf16-autocast", "bf16")),
-    (_llama, "fp8-rowwise"), (_llama, "fp8-tensorwise"),
+    (_llama, "fp8-rowwise"), (_llama, "fp8-tensorwise"), (_llama, "fp64"),
 ]  # fmt: skip
 """GPT-2's products are no linear layers, which alone are of 8-bit floats."""
 
@@ -51,4 +51,28 @@ def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
     with_library("torchao")
     torch.manual_seed(0)
     model, data = _Language(make()), (torch.randint(WORDS, (8, TOKENS)),)
+    if precision == "fp64":
+        model.double()  # its norms and angles are in float32 all the same
     assert told_of_held(model, data, precision) == pytest.approx(1.0, abs=0.01)
+
+
+class _PartsOfOwn(nn.Module):
+    """A layer in float64 and one value in bfloat16, in a model in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.wide, self.down = (
+            nn.Linear(64, 64),
+            nn.Linear(64, 64).double(),
+            nn.Linear(64, 8),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.wide(torch.tanh(self.up(x)).double())).float()
+        return self.down(torch.tanh(x.bfloat16()).float()).square().mean()
+
+
+def test_parts_in_numbers_of_their_own_are_held_so() -> None:
+    torch.manual_seed(0)
+    found = told_of_held(_PartsOfOwn(), (torch.randn(512, 64),), "fp32", "adamw")
+    assert found == pytest.approx(1.0, abs=0.001)
