@@ -359,7 +359,7 @@ class PreludeCost(NamedTuple):
 
     forward_s: float = 0.0
     made_bytes: int = 0
-    """Of each micro-batch."""
+    """Of each micro-batch, while its blocks run; what nobody but the prelude reads is gone."""
     state: tuple[tuple[str, int], ...] = ()
     """Buffers that they read, with bytes on a rank."""
 
@@ -380,12 +380,13 @@ def price_prelude(
             chosen.append(op)
     for op in reversed(chosen):
         walk.op(op, _strategies(layout, op))
-    own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
+    made = {out for op in chosen for out in op.outputs if out}
+    kept = sorted({facts.roots[name] for name in needed} & made)
     walk.clock.settle(site.device, of_block=False)
     tensors = facts.graph.tensors
     read = {n for op in chosen for n in op.inputs if n and tensors[n].kind is Kind.BUFFER}
     return PreludeCost(
         walk.clock.forward_s,
-        sum(walk.nbytes(n, walk.placed[n]) for n in own),
+        sum(walk.nbytes(n, walk.placed[n]) for n in kept),
         tuple((n, walk.nbytes(n, walk.placed.get(n, {}))) for n in sorted(read)),
     )
