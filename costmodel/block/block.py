@@ -48,6 +48,8 @@ class BlockCost:
     input_bytes: tuple[int, ...]
     """Local size of each of `Block.inputs`."""
     output_bytes: tuple[int, ...]
+    given_bytes: int
+    """Gradients of its outputs, with which its backward begins."""
     param_bytes: tuple[int, ...]
     """Local size per `Block.params` as the optimizer steps them, though blocks may read narrower
     copies; of others as they are read, and 0 for constants."""
@@ -264,6 +266,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     room = backward_room(walk, saved, block.outputs)
     most = min(max(walk.in_backward, room.one_op), room.most)
+    made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
     return BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,
@@ -281,7 +284,14 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
                 for n, where in zip(block.inputs, entries, strict=True)
             ]
         ),
-        output_bytes=tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)]),
+        output_bytes=made,
+        given_bytes=sum(
+            [
+                nbytes
+                for name, nbytes in zip(block.outputs, made, strict=True)
+                if tensors[name].requires_grad
+            ]
+        ),
         param_bytes=tuple(
             [
                 _stepped_bytes(walk, n) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
