@@ -48,6 +48,8 @@ class BlockCost:
     input_bytes: tuple[int, ...]
     """Local size of each of `Block.inputs`."""
     output_bytes: tuple[int, ...]
+    given_bytes: int
+    """Gradients of its outputs, with which its backward begins."""
     param_bytes: tuple[int, ...]
     """Local size per `Block.params` as the optimizer steps them, though blocks may read narrower
     copies; of others as they are read, and 0 for constants."""
@@ -264,6 +266,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     room = backward_room(walk, saved, block.outputs)
     most = min(max(walk.in_backward, room.one_op), room.most)
+    made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
     return BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,
@@ -281,7 +284,14 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
                 for n, where in zip(block.inputs, entries, strict=True)
             ]
         ),
-        output_bytes=tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)]),
+        output_bytes=made,
+        given_bytes=sum(
+            [
+                nbytes
+                for name, nbytes in zip(block.outputs, made, strict=True)
+                if tensors[name].requires_grad
+            ]
+        ),
         param_bytes=tuple(
             [
                 _stepped_bytes(walk, n) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
@@ -359,7 +369,7 @@ class PreludeCost(NamedTuple):
 
     forward_s: float = 0.0
     made_bytes: int = 0
-    """Of each micro-batch."""
+    """Of each micro-batch, while its blocks run; what nobody but the prelude reads is gone."""
     state: tuple[tuple[str, int], ...] = ()
     """Buffers that they read, with bytes on a rank."""
 
@@ -380,12 +390,13 @@ def price_prelude(
             chosen.append(op)
     for op in reversed(chosen):
         walk.op(op, _strategies(layout, op))
-    own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
+    made = {out for op in chosen for out in op.outputs if out}
+    kept = sorted({facts.roots[name] for name in needed} & made)
     walk.clock.settle(site.device, of_block=False)
     tensors = facts.graph.tensors
     read = {n for op in chosen for n in op.inputs if n and tensors[n].kind is Kind.BUFFER}
     return PreludeCost(
         walk.clock.forward_s,
-        sum(walk.nbytes(n, walk.placed[n]) for n in own),
+        sum(walk.nbytes(n, walk.placed[n]) for n in kept),
         tuple((n, walk.nbytes(n, walk.placed.get(n, {}))) for n in sorted(read)),
     )

@@ -238,6 +238,11 @@ class BackwardGradients:
         more = one_op // 2 + self._group.beside[index]
         return more if more > nbytes else nbytes
 
+    def _awaiting(self, index: int) -> int:
+        """Gradients that are there after a block, and to which one before it will add."""
+        ties = [one.nbytes for one in self._group.tied if one.readers[0] < index <= one.readers[-1]]
+        return ceil(self._made * sum(ties))
+
     def reaches(self, index: int) -> None:
         """A block comes to where it has most at once."""
         if self._way:
@@ -289,7 +294,7 @@ class BackwardGradients:
             self.moving += self._beside
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
-            self.gradients -= self.gradients if self._every else gone
+            self.gradients -= self.gradients - self._awaiting(index) if self._every else gone
             if self._besides and (more := self._shares(self._besides, nbytes)):
                 # While an owner waits for all of it, another rank's part is there.
                 self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole

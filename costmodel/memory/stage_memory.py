@@ -111,6 +111,8 @@ class BlockMemory:
     """Kept from the first to the second half of a split backward."""
     halving: int = 0
     """Most at once in the first half, beside what it keeps."""
+    given: int = 0
+    """The gradients of what it makes, which are there when its backward begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +354,7 @@ class StageMemory:
             if ahead:
                 arriving, gathered = ahead[index]
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
-                found.append((index, (whole, -freed, arriving + moving, 0)))
+                found.append((index, (whole, -freed, arriving + moving, block.given)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
             needs, one_op = block.workspace, block.one_op

@@ -20,10 +20,11 @@ def runtime_dtypes(graph: Graph, precision: Precision, kind: str) -> dict[str, s
     """Name -> dtype that the value has when the plan runs on devices of a kind.
 
     Under torch.autocast parameters stay float32, some operators get what they read in its dtype or
-    in float32, and all give what promotion says. Else all are in one type, or in those that they
-    are traced in.
+    in float32, and all give what promotion says. Else all are in those that they are traced in, but
+    for a plan all in one type that no parameter has: then all are in that.
     """
-    if target := precision.all_in:
+    own = {x.dtype for x in graph.parameters}
+    if (target := precision.all_in) and target not in own:
         return {n: target if is_float(t.dtype) else t.dtype for n, t in graph.tensors.items()}
     if not precision.autocast:
         return {name: tensor.dtype for name, tensor in graph.tensors.items()}

@@ -157,8 +157,13 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     known: dict[object, BlockMemory] = {}
     found: list[BlockMemory] = []
     before = 0
-    for cost, saved in zip(costs.cost.blocks, costs.cost.block_saved, strict=True):
-        key = id(cost), saved, before
+    last = len(costs.blocks) - 1
+    for index, (cost, saved) in enumerate(
+        zip(costs.cost.blocks, costs.cost.block_saved, strict=True)
+    ):
+        # What the last one is given is a message, or the loss.
+        given = cost.given_bytes * (index < last)
+        key = id(cost), saved, before, given
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -171,6 +176,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 late=cost.late_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes,
+                given=given,
                 halving=cost.workspace_bytes + moved + before,
             )
         found.append(known[key])

@@ -28,8 +28,14 @@ def adapt(
     or a layer's shape does not go with the kind.
     """
     adapter_kind(kind)
-    if rank < 1:
-        raise PlanError(f"rank is {rank}; it must be at least 1")
+    if not isinstance(rank, int) or rank < 1:
+        near = max(1, int(rank))
+        raise PlanError(f"rank is {rank}; it must be a whole number, at least 1; nearest is {near}")
+    if not 0.0 < alpha < float("inf"):
+        raise PlanError(
+            f"alpha is {alpha:g}; what adapters add is scaled by alpha / rank, so it must be "
+            f"positive; nearest is the rank, {rank}, which scales by 1"
+        )
     if not 0.0 <= dropout < 1.0:
         raise PlanError(f"dropout is {dropout:g}; it must be from 0 up to below 1")
     if any(isinstance(module, AdaptedLinear) for module in model.modules()):

@@ -31,8 +31,8 @@ KNOWN: frozenset[type] = frozenset(
 }  # fmt: skip
 """Torch's own that step each element by itself; the tests try them too."""
 
-STEPS = 40
-"""Some precondition only every so many steps, or start late."""
+STEPS = 128
+"""Some precondition only every so many steps, or start late; what begins later is not seen."""
 DTYPES = (torch.float64, torch.float32)
 """Tried in this order: kernels of libraries may lack float64."""
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-4}

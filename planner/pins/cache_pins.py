@@ -16,6 +16,7 @@ from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for, choice_of
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
+from meshwright.ir.text.units import size
 from meshwright.planner.pins.parameter_pins import ParametersAs, paths_of
 
 KEY = "cache"
@@ -72,7 +73,7 @@ class TablesCached(ParametersAs):
     def tables(self, graph: Graph) -> list[EmbeddingTable]:
         """Returns the tables that it names, of those whose rows an input names."""
         known = {table.path: table for table in tables_of(graph) if table.ids}
-        return [known[path] for path in self._named(known)]
+        return [known[path] for path in self.named(known)]
 
     def _ratio(self, graph: Graph) -> float:
         text = self._size
@@ -90,7 +91,12 @@ class TablesCached(ParametersAs):
             if not isinstance(nbytes, int | float):
                 raise wrong
             every = sum(table.rows * table.row_bytes for table in self.tables(graph))
-            found = min(1.0, float(nbytes) / every)
+            if nbytes > every:
+                raise PlanError(
+                    f"constraint '{self}': the tables have {size(every)} in all, less than that; "
+                    "nearest is cache=100%"
+                )
+            found = float(nbytes) / every
         if not 1e-9 <= found <= 1:
             raise wrong
         return found

@@ -47,6 +47,8 @@ class Pin:
     scope: Scope = EVERYWHERE
     chosen: Value | None = field(default=None, compare=False, repr=False)
     """What searchers choose for `value`, if that is another one (`Decision.means`)."""
+    because: str = field(default="", compare=False, repr=False)
+    """Why it is pinned, where the user did not."""
 
     def __str__(self) -> str:
         if isinstance(self.value, tuple):

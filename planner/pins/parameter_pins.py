@@ -38,7 +38,7 @@ class ParametersAs:
 
     def apply(self, graph: Graph, blocks: Sequence[Block], stage: Stage) -> Stage:
         """Returns a stage that runs these blocks with what is said, if it has such parameters."""
-        if not self._named(paths_of(graph, blocks)):
+        if not self.named(paths_of(graph, blocks)):
             return stage
         return replace(stage, by_parameter={**stage.by_parameter, self.pattern: self.choice})
 
@@ -47,7 +47,7 @@ class ParametersAs:
         return all(
             self._is(choice_of(stage.by_parameter, path))
             for index, stage in enumerate(plan.stages)
-            for path in self._named(paths_of(graph, plan.stage_blocks(graph, index)))
+            for path in self.named(paths_of(graph, plan.stage_blocks(graph, index)))
         )
 
     def _is(self, choice: ParameterChoice | None) -> bool:
@@ -58,11 +58,12 @@ class ParametersAs:
     def check(self, graph: Graph) -> None:
         """PlanError if it names no parameter of the model, or what cannot be."""
         known = paths_of(graph, graph.blocks)
-        if not self._named(known):
+        if not self.named(known):
             near = nearest(self.pattern, known)
             raise PlanError(f"constraint '{self}': no such parameter; nearest is {near!r}")
 
-    def _named(self, paths: Iterable[str]) -> list[str]:
+    def named(self, paths: Iterable[str]) -> list[str]:
+        """Returns those of the paths that it names."""
         return [p for p in paths if p == self.pattern or fnmatchcase(p, self.pattern)]
 
 

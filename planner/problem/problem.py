@@ -1,7 +1,7 @@
 """What a search is given, and what all candidates of it share."""
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.stepping import cut_on_blocks
 from meshwright.forms.sync import changes, chosen, has_taps
 from meshwright.forms.tried import Given, named_update
-from meshwright.forms.updates import USUAL, Reach, Update, update
+from meshwright.forms.updates import USUAL, Reach, Update, spoken, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.host import host_of
 from meshwright.ir.errors import PlanError
@@ -216,14 +216,15 @@ def make_problem(
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     asked = (*asked, *_of_style(style, asked, graph, cluster))
     if shared(graph) and not any(map(_names_stages, asked)):
-        # Each stage would have a buffer of its own.
-        asked = parse_constraints((*asked, "pp=1"), graph, cluster)
+        asked = _with(asked, ("pp=1",), "each stage would have a buffer of its own", graph, cluster)
+    _check_steps(optimizer, asked, graph)
     if whole := _held_whole(update(optimizer), graph, cluster):
-        asked = parse_constraints((*asked, *whole), graph, cluster)
-    elif any(map(_steps_whole, asked)):
-        asked = parse_constraints((*asked, _WHOLE_MATRICES), graph, cluster)
-    if any(map(_has_taps, asked)):
-        asked = parse_constraints((*asked, *_WHOLE_LAYERS), graph, cluster)
+        asked = _with(asked, whole, _looks_at(optimizer), graph, cluster)
+    elif owned := [item for item in asked if _steps_whole(item)]:
+        why = f"'{owned[0]}' steps whole parameters"
+        asked = _with(asked, (_WHOLE_MATRICES,), why, graph, cluster)
+    if tapped := [item for item in asked if _has_taps(item)]:
+        asked = _with(asked, _WHOLE_LAYERS, f"'{tapped[0]}' looks at whole layers", graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
@@ -272,6 +273,45 @@ _WHOLE: dict[Reach, tuple[str, ...]] = {
     Reach.CHANCE: ("dp=1", "model=1", "pp=1"),
 }
 """Pins under which ranks hold all that a step of one element looks at."""
+
+
+def _with(
+    asked: tuple[Constraint, ...], pins: tuple[str, ...], because: str, graph: Graph,
+    cluster: Cluster,
+) -> tuple[Constraint, ...]:  # fmt: skip
+    """Constraints and pins of ours, which say why."""
+    own = [
+        replace(pin, because=because) if isinstance(pin, Pin) else pin
+        for pin in parse_constraints(pins, graph, cluster)
+    ]
+    return parse_constraints((*asked, *own), graph, cluster)
+
+
+def _looks_at(optimizer: str) -> str:
+    reach = update(optimizer).reach
+    owners = (
+        "; 'parameters PATTERN sync=by_owner,zero=1' gives matrices an owner each"
+        if reach is Reach.PARAMETER else ""
+    )  # fmt: skip
+    return f"a step of {spoken(optimizer)} depends on {reach.value}{owners}"
+
+
+def _check_steps(optimizer: str, asked: tuple[Constraint, ...], graph: Graph) -> None:
+    """PlanError if it does not step parameters of a shape that the model has, and no pin says what
+    else does."""
+    form, trained = update(optimizer), _trained(graph)
+    stepped = {
+        path for item in asked if isinstance(item, ParametersAs) and item.choice.update
+        for path in item.named(trained)
+    }  # fmt: skip
+    for path, shape in trained.items():
+        if path not in stepped and not form.takes(shape):
+            raise PlanError(
+                f"optimizer {spoken(optimizer)} steps parameters of "
+                f"{' or '.join(map(str, form.dims))} dims, and {path} has shape {list(shape)}; "
+                f"nearest: the pin 'parameters {path} update=adamw', or optimizer 'adamw' and "
+                f"'parameters PATTERN update={spoken(optimizer)}' of others"
+            )
 
 
 def _held_whole(form: Update, graph: Graph, cluster: Cluster) -> tuple[str, ...]:

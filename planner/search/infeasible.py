@@ -37,9 +37,15 @@ def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     conflict = _minimal(problem, solve)
     names = " and ".join(f"'{item}'" for item in conflict)
     lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
-    lines += [_relaxed(problem, conflict, item, solve) for item in conflict]
+    lines += [f"'{item}' is pinned since {why}" for item in conflict if (why := _because(item))]
+    lines += [_relaxed(problem, conflict, item, solve) for item in conflict if not _because(item)]
     text = "; ".join(line for line in lines if line)
     return Infeasible(text + _without_headroom(problem, conflict, solve))
+
+
+def _because(item: Constraint) -> str:
+    """Why it is pinned, if the user did not."""
+    return item.because if isinstance(item, Pin) else ""
 
 
 def _too_large(problem: Problem, outcome: RunOutcome) -> str:

@@ -32,6 +32,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer over the held tensors, which are whole parameters or rows of them; `by_kernel`:
     one whose step is our kernel."""
+    if lr is not None and not 0.0 <= lr < float("inf"):
+        raise PlanError(f"lr is {lr:g}; it must be at least 0 and finite; nearest is 0, or 0.001")
     made = _made(choice, held, lr, model)
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

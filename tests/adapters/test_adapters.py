@@ -135,8 +135,12 @@ def test_names_and_shapes_are_checked() -> None:
     odd = nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(PlanError, match="0: 3 outputs are not groups of 2; nearest is kind 'lora'"):
         mw.adapt(odd)
-    with pytest.raises(PlanError, match="rank is 0"):
-        mw.adapt(net(), rank=0)
+    for rank, near in ((0, "nearest is 1"), (2.2, "nearest is 2")):
+        with pytest.raises(PlanError, match=f"rank is {rank}.*{near}"):
+            mw.adapt(net(), rank=rank)  # type: ignore[arg-type]
+    for alpha in (0.0, float("nan")):
+        with pytest.raises(PlanError, match=f"alpha is {alpha:g}.*nearest is the rank, 8"):
+            mw.adapt(net(), alpha=alpha)
     with pytest.raises(PlanError, match="dropout is 1"):
         mw.adapt(net(), dropout=1.0)
     with pytest.raises(PlanError, match="no adapters to merge"):

@@ -13,10 +13,12 @@ from meshwright.forms.owner_bucket import owners_of
 from meshwright.forms.stepping import owner_notes, update_findings
 from meshwright.forms.sync import exchange_of
 from meshwright.forms.sync_findings import findings
-from meshwright.ir.errors import PlanError
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads, rehash
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.finish import finished
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
@@ -138,6 +140,24 @@ def test_search_gives_matrices_owners() -> None:
     assert all(dict(stage.model).get("tp", 1) == 1 for stage in plan.stages)
     assert not [f for f in check_plan(Checked(plan, ()), graph()).findings if f.severity == "error"]
     assert loads(dumps(plan)).stages == plan.stages
+
+
+def test_what_muon_does_not_step_is_said_before_a_search() -> None:
+    """Vectors; and pins that the user did not give say why they are there."""
+    with pytest.raises(PlanError, match=r"muon steps .* 2 dims, and .*nearest: .* update=adamw'"):
+        make_problem(graph(), Cluster.local(2), optimizer="muon")
+    others = tuple(
+        f"parameters {x.fqn} update=adamw" for x in graph().parameters if len(x.shape) != 2
+    )
+    asked = make_problem(
+        graph(), Cluster.local(2), optimizer="muon", constraints=(*others, "zero=1")
+    )
+    with pytest.raises(Infeasible) as error:
+        search_problem(asked)
+    said = str(error.value)
+    assert said.startswith("no plan meets 'zero=0' and 'zero=1' together; 'zero=0' is pinned since")
+    assert "a step of muon depends on the whole parameter; 'parameters PATTERN sync=by_o" in said
+    assert "without 'zero=1'" in said and "without 'zero=0'" not in said
 
 
 def test_the_check_says_how_they_are_shared_out() -> None:

@@ -121,7 +121,8 @@ def test_one_argument_says_how_large_caches_are(ranks: int, pin: str, ratio: flo
 
 @pytest.mark.parametrize(
     ("pin", "says"),
-    [("* cache=150%", "from 0 to 100 %"), ("* cache=some", "."), ("mny.weight cache=1%", "many"),
+    [("* cache=150%", "from 0 to 100 %"), ("* cache=500MB", "nearest is cache=100%"),
+     ("* cache=some", "."), ("mny.weight cache=1%", "many"),
      ("* store=cached", "store must be")],
 )  # fmt: skip
 def test_what_is_no_cache_is_refused(pin: str, says: str) -> None:

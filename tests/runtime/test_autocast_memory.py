@@ -1,11 +1,22 @@
-"""Memory in narrow numbers on a CPU: predicted beside tracked bytes of tensors."""
+"""Memory in narrow and wide numbers on a CPU: predicted beside tracked bytes of tensors."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.apart_libraries import with_library
+from meshwright.testing.peaks import peak_of
+from meshwright.testing.spawn import run_ranks
 from tests.told_memory import told_of_held
 
 WORDS, TOKENS = 128, 64
@@ -41,7 +52,7 @@ def _llama() -> nn.Module:
 
 CASES = [
     *((make, precision) for make in (_gpt2, _llama) for precision in ("bf16-autocast", "bf16")),
-    (_llama, "fp8-rowwise"), (_llama, "fp8-tensorwise"),
+    (_llama, "fp8-rowwise"), (_llama, "fp8-tensorwise"), (_llama, "fp64"),
 ]  # fmt: skip
 """GPT-2's products are no linear layers, which alone are of 8-bit floats."""
 
@@ -51,4 +62,71 @@ def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
     with_library("torchao")
     torch.manual_seed(0)
     model, data = _Language(make()), (torch.randint(WORDS, (8, TOKENS)),)
+    if precision == "fp64":
+        model.double()  # its norms and angles are in float32 all the same
     assert told_of_held(model, data, precision) == pytest.approx(1.0, abs=0.01)
+
+
+class _PartsOfOwn(nn.Module):
+    """A layer in float64 and one value in bfloat16, in a model in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.wide, self.down = (
+            nn.Linear(64, 64),
+            nn.Linear(64, 64).double(),
+            nn.Linear(64, 8),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.wide(torch.tanh(self.up(x)).double())).float()
+        return self.down(torch.tanh(x.bfloat16()).float()).square().mean()
+
+
+def test_parts_in_numbers_of_their_own_are_held_so() -> None:
+    torch.manual_seed(0)
+    found = told_of_held(_PartsOfOwn(), (torch.randn(512, 64),), "fp32", "adamw")
+    assert found == pytest.approx(1.0, abs=0.001)
+
+
+SHARDED = [
+    (_gpt2, "fp32", 3, 1), (_gpt2, "bf16-autocast", 3, 2), (_gpt2, "fp16", 1, 1),
+    (_llama, "fp64", 2, 2), (_llama, "bf16", 3, 2), (_llama, "tf32", 3, 1),
+]  # fmt: skip
+"""With how many micro-batches under which `zero`."""
+
+
+def _made(make: Any, precision: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = _Language(make())
+    return model.double() if precision == "fp64" else model
+
+
+def _most(jobs: list[tuple[Any, Plan, Graph]], data: tuple[Tensor, ...]) -> list[int]:
+    return [
+        peak_of(
+            compile_job(_made(make, plan.precision), plan, optimizer="adamw", device="cpu",
+                        check=False, example_inputs=data, graph=graph),
+            data,
+        )
+        for make, plan, graph in jobs
+    ]  # fmt: skip
+
+
+def test_ranks_that_share_hold_what_is_predicted() -> None:
+    """Of a tied weight, whose gradient waits for its first reader, too; and of a block's parameters
+    that come while the gradient that it is given is there."""
+    data = (torch.randint(WORDS, (8, TOKENS)),)
+    jobs, told = [], []
+    for make, precision, zero, parts in SHARDED:
+        graph = trace(_made(make, precision), data, precision=precision)
+        problem = make_problem(graph, Cluster.local(2), precision=precision, optimizer="adamw")
+        choice = uniform_choice(problem, dp_shard=2, zero=zero, num_microbatches=parts)
+        plan = build_plan(problem, choice)
+        assert plan.predicted
+        jobs.append((make, plan, graph))
+        told.append(plan.predicted.stages[0].memory.tensor_bytes)
+    for held in run_ranks(2, _most, jobs, data):
+        assert [a / b for a, b in zip(told, held, strict=True)] == pytest.approx(
+            [1.0] * len(told), abs=0.002
+        )

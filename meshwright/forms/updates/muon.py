@@ -23,6 +23,8 @@ def products(shape: tuple[int, ...]) -> tuple[Gemm, ...]:
 def room(shape: tuple[int, ...], value_bytes: int) -> float:
     """Returns the bytes of the momentum that is looked ahead to, and in bfloat16 two matrices like
     it, its Gram matrix, and what is made of that."""
+    if len(shape) != 2:
+        return 0.0
     short, long = sorted(shape)
     return float(short * long * (value_bytes + 2 * _NARROW) + 2 * short * short * _NARROW)
 

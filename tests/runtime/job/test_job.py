@@ -133,6 +133,9 @@ def test_an_optimizer_is_rebuilt_with_its_groups():
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(PlanError, match="no optimizer 'adamx'; nearest is 'adam'"):
         make_optimizer("adamx", (), None, Chain(4))
+    for lr in (-1.0, float("nan")):
+        with pytest.raises(PlanError, match=f"lr is {lr:g}; it must be at least 0"):
+            make_optimizer("adamw", (), lr, Chain(4))
 
 
 def test_the_reference_itself_learns():

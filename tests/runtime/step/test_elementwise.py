@@ -50,11 +50,11 @@ class Lars(Plain):
 
 
 class Late(Plain):
-    """Looks at the whole parameter every 25 steps only."""
+    """Looks at the whole parameter every 100 steps only."""
 
     def change(self, p: Tensor, grad: Tensor) -> Tensor:
         self.state[p]["count"] = count = self.state[p].get("count", 0) + 1
-        return grad if count % 25 else grad / grad.norm()
+        return grad if count % 100 else grad / grad.norm()
 
 
 class Clipped(Plain):
