@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 
 import torch
 
@@ -69,11 +69,11 @@ class RankStanding:
 
 def standing(progress: RankProgress) -> RankStanding:
     """Where the rank of this process is now."""
-    frame = sys._current_frames().get(progress.thread)
+    code, line = _innermost(progress.thread)
     waits = progress.phase == "receiving" or (
-        progress.phase != "idle" and frame is not None and _is_waiting(frame)
+        progress.phase != "idle" and code is not None and _is_waiting(code)
     )
-    place = "" if frame is None else _place(frame)
+    place = "" if code is None else _place(code, line)
     return RankStanding(
         progress.step,
         progress.action,
@@ -112,11 +112,17 @@ def _order(found: RankStanding) -> tuple[int, int, int]:
     return (0 if found.phase == LEFT else 1 + found.waits), step, found.entered
 
 
-def _is_waiting(frame: FrameType) -> bool:
+def _innermost(thread: int) -> tuple[CodeType | None, int]:
+    """Returns the code that a thread is in, and its line. Who has the frame itself has all that its
+    function and those that called it held, large tensors too, long after they have returned."""
+    frame = sys._current_frames().get(thread)
+    return (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def _is_waiting(code: CodeType) -> bool:
     """Whether the innermost Python code is of what waits for other ranks."""
-    return os.path.realpath(frame.f_code.co_filename).startswith(_WAITING)
+    return os.path.realpath(code.co_filename).startswith(_WAITING)
 
 
-def _place(frame: FrameType) -> str:
-    code = frame.f_code
-    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+def _place(code: CodeType, line: int) -> str:
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{line})"
