@@ -12,6 +12,7 @@ from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
+from meshwright.ir.graph.narrow_tokens import packed_bytes
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.op_forms import (
     index_of,
@@ -135,18 +136,21 @@ def _messages(
     copies, crowd = routing.copies(outer * ranks), routing.crowd(outer * ranks)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
-    out = Inner(
+    home = Inner(
         move, tokens, 1, backward=False, routing=routing, held=held, outer=outer, crowd=crowd,
-        leg="out",
+        leg="home",
     )  # fmt: skip
+    out = replace(home, leg="out")
+    if has_narrow_tokens(op):
+        out = replace(out, nbytes=ceil(packed_bytes(*hidden.shape) * copies))
     return (
         Inner(move, 8 * ranks * ranks, 1, backward=False),  # the counts: ranks wait for them
         out,
         Inner(move, scales, 1, backward=False, crowd=crowd, leg="out"),
         Inner(move, indices, 1, backward=False, crowd=crowd, leg="out"),
-        replace(out, leg="home"),
+        home,
         replace(out, backward=True),
-        replace(out, backward=True, leg="home"),
+        replace(home, backward=True),
         Inner(move, scales, 1, backward=True, crowd=crowd, leg="home"),
     )
 
@@ -193,6 +197,11 @@ def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
 def has_narrow_experts(op: Op) -> bool:
     """Tell whether an op is a layer of experts with products of 8-bit floats."""
     return op.target == EXPERTS_TARGET and bool(parse_form(str(given(op, "form", ""))).scaling)
+
+
+def has_narrow_tokens(op: Op) -> bool:
+    """Tell whether tokens of a layer of experts travel in 8-bit floats."""
+    return op.target == EXPERTS_TARGET and parse_form(str(given(op, "form", ""))).narrow_tokens
 
 
 def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
