@@ -219,20 +219,22 @@ def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
 def _casts_inside(
     hidden: int, columns: float, inner: float, experts: int, pairs: float, width: int, kind: str
 ) -> tuple[float, float, float]:
-    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights: all rows
-    and matrices at once for a kernel; in loops those of one expert, widened, with their product."""
-    if kind == "cpu":
-        rows, wide = pairs / max(1, experts), max(width, 4)
-
-        def loop(n: float) -> float:
-            return wide * (rows * hidden + rows * n + hidden * n) + width * rows * hidden
-
-        return loop(inner), loop(columns), loop(max(inner, columns))
+    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights, of which
+    all that was made so far is there: all rows and matrices at once for a kernel; in loops those of
+    one expert, widened, with their product."""
     matrix = experts * hidden
-    return (
-        pairs * hidden + matrix * inner, pairs * columns + matrix * columns,
-        pairs * (hidden + max(columns, inner)),
-    )  # fmt: skip
+    first, both = width * matrix * columns, width * matrix * (columns + inner)
+    if kind != "cpu":
+        rows = pairs * hidden
+        weights = max(first + rows + pairs * columns, both + rows + pairs * inner)
+        return rows + matrix * inner, pairs * columns + matrix * columns, weights
+    rows, wide = pairs / max(1, experts), max(width, 4)
+
+    def loop(n: float, made: float) -> float:
+        return wide * (rows * hidden + rows * n + hidden * n) + width * made
+
+    weights = max(first + loop(columns, hidden * columns), both + loop(inner, hidden * inner))
+    return loop(inner, rows * inner), loop(columns, rows * hidden), weights
 
 
 _INDEX_BYTES = 3 * 8
