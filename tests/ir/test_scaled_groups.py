@@ -89,7 +89,9 @@ def test_each_expert_is_as_a_layer_of_torchao(recipe: str, dtype: torch.dtype) -
 def test_by_kernels_they_are_the_same() -> None:
     """Our casts by Triton's interpreter, and torch's kernel by what it says that it takes; within
     one rounding to bfloat16. Four products forward and back and two of runs, or six and three."""
-    for name, (worst, rows, runs) in printed("tests.ir.cast_cases").items():
+    products, on_their_way, taken = printed("tests.ir.cast_cases")
+    assert len(on_their_way) == 8 and all(on_their_way) and taken == 4
+    for name, (worst, rows, runs) in products.items():
         assert worst <= 2**-7, name
         assert (rows, runs) == ((6, 3) if name.endswith("True") else (4, 2))
 
