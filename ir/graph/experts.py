@@ -19,7 +19,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import parse_gate
 from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.grouped import PairGroups, groups_of
-from meshwright.ir.graph.narrow_tokens import rounded
+from meshwright.ir.graph.narrow_tokens import SCALE_BYTES, rounded
 from meshwright.ir.graph.own_operators import LIBRARY
 from meshwright.ir.graph.scaled_groups import fits, outer
 from meshwright.ir.graph.scaled_groups import product as made_of
@@ -140,6 +140,11 @@ def check_operands(given: Operands) -> None:
             "'transposed_last' turns the last two dims"
         )
     count, width = len(given.down), hidden.shape[1]
+    if form.narrow_tokens and width % SCALE_BYTES:
+        raise PlanError(
+            f"experts: a token of {width} values in 8-bit floats has no place for its scale: "
+            f"nearest is a multiple of {SCALE_BYTES}, or tokens as they are"
+        )
     for bias, columns in ((given.gate_up_bias, given.columns), (given.down_bias, width)):
         if bias is not None and bias.shape != (count, columns):
             raise PlanError(f"experts: a bias {_shape(bias)} must be [{count}, {columns}]")
