@@ -85,7 +85,9 @@ class _Steps:
         self, rows: fx.Node, axis: str, counts: fx.Node, says: str, backward: str = TRAVEL,
         narrow: Narrow = "",
     ) -> fx.Node:  # fmt: skip
-        more = {"backward": backward} | ({"narrow": narrow} if narrow else {})
+        more: dict[str, Argument] = {"backward": backward}
+        if narrow:
+            more["narrow"] = narrow
         node = self._graph.create_node(
             "call_method", TRAVEL, (self._comm, rows, axis, counts), more
         )

@@ -104,7 +104,7 @@ def test_sizes_that_no_kernel_takes_are_as_they_are() -> None:
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlanError, match="one kind of scale"):
         EXPERTS(**values(), form="rowwise tensorwise")
-    with pytest.raises(PlanError, match="a token of 42 values .* no place for its scale"):
+    with pytest.raises(PlanError, match=r"a token of 42 values .* no place for its scale"):
         EXPERTS(**values(42), form="narrow_tokens")
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))

@@ -68,9 +68,15 @@ def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor, form: str
     return differentiated(
         inputs,
         lambda *x: routed_experts(
-            comm, *x[:3], gate_up=x[3], down=x[4], act="silu", form=form, axis="ep",
+            comm,
+            *x[:3],
+            gate_up=x[3],
+            down=x[4],
+            act="silu",
+            form=form,
+            axis="ep",
             experts=experts,
-        ),  # fmt: skip
+        ),
         grad,
     )
 
