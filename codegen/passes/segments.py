@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from meshwright.codegen.collectives.comm import AxisConversion, Comm
-from meshwright.codegen.collectives.line import TRAVEL, TradedRows
+from meshwright.codegen.collectives.line import TRAVEL, Narrow, TradedRows
 from meshwright.ir.layout.conversions import COMMUNICATES
 from meshwright.ir.torch_private import LazyGraphModule
 
@@ -52,7 +52,7 @@ class Moved:
         """Starts to move its source, one of `values`; what it returns waits for that."""
         x = values[self.source].detach()
         if self.method == TRAVEL:
-            return comm.begin_travel(x, self.axis, self._counts(values))
+            return comm.begin_travel(x, self.axis, self._counts(values), narrow=self._is("rows"))
         return comm.begin_forward(self._conversion(comm), x)
 
     def begin_back(
@@ -60,11 +60,15 @@ class Moved:
     ) -> Callable[[], Tensor]:
         """Starts to move the gradient of what came back."""
         if self.method == TRAVEL:
-            return comm.begin_travel(gradient, self.axis, self._counts(values).back())
+            back = self._counts(values).back()
+            return comm.begin_travel(gradient, self.axis, back, narrow=self._is("gradients"))
         return comm.begin_backward(self._conversion(comm), gradient)
 
     def _conversion(self, comm: Comm) -> AxisConversion:
         return comm.move(self.method, self.axis, *self.where, **self.more)
+
+    def _is(self, narrow: Narrow) -> bool:
+        return self.more.get("narrow") == narrow
 
     def _counts(self, values: Mapping[str, Any]) -> TradedRows:
         (counts,) = self.where

@@ -7,11 +7,12 @@ from typing import Any, cast
 from torch import fx
 from torch.fx.node import Argument
 
-from meshwright.codegen.collectives.line import TRAVEL
+from meshwright.codegen.collectives.line import TRAVEL, Narrow
 from meshwright.codegen.sharded.routing import (
     Route,
     experts_here,
     find_route,
+    is_narrow,
     routed_experts,
     rows_home,
     rows_out,
@@ -56,12 +57,16 @@ class _Steps:
         rows, scales = (
             self._made(rows_out, (self._comm, x, of, places), {}) for x in (hidden, weights)
         )
+        narrow = is_narrow(given.get("form"))
         come = [
-            self._sent(rows, axis, out, "tokens to their experts"),
+            self._sent(rows, axis, out, "tokens to their experts", narrow="rows" if narrow else ""),
             self._sent(picked, axis, out, "what they picked", backward="none"),
             self._sent(scales, axis, out, "weights of these"),
         ]
-        made = self._sent(self.experts(come, inside, given), axis, home, "tokens come home")
+        made = self._sent(
+            self.experts(come, inside, given), axis, home, "tokens come home",
+            narrow="gradients" if narrow else "",
+        )  # fmt: skip
         return self._made(rows_home, (self._comm, made, of, places), {})
 
     def _made(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -77,10 +82,14 @@ class _Steps:
         )
 
     def _sent(
-        self, rows: fx.Node, axis: str, counts: fx.Node, says: str, backward: str = TRAVEL
-    ) -> fx.Node:
+        self, rows: fx.Node, axis: str, counts: fx.Node, says: str, backward: str = TRAVEL,
+        narrow: Narrow = "",
+    ) -> fx.Node:  # fmt: skip
+        more: dict[str, Argument] = {"backward": backward}
+        if narrow:
+            more["narrow"] = narrow
         node = self._graph.create_node(
-            "call_method", TRAVEL, (self._comm, rows, axis, counts), {"backward": backward}
+            "call_method", TRAVEL, (self._comm, rows, axis, counts), more
         )
         node.meta["comment"] = f"{says}, over {axis}"
         return self._like(node)

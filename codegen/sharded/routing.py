@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import TradedRows
 from meshwright.codegen.sharded.later import taking
-from meshwright.ir.graph.expert_form import of_some
+from meshwright.ir.graph.expert_form import of_arrived, parse_form
 from meshwright.ir.graph.experts import Operands
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
@@ -88,6 +88,11 @@ def rows_home(comm: Comm, rows: Tensor, tokens: Tensor, places: Tensor) -> Tenso
     return home(rows, tokens, places)
 
 
+def is_narrow(form: object) -> bool:
+    """Tell whether tokens of a form of experts travel in 8-bit floats, and gradients of results."""
+    return parse_form(str(form or "")).narrow_tokens
+
+
 def experts_here(
     comm: Comm, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor,
     **given: Tensor | str | None,
@@ -95,7 +100,7 @@ def experts_here(
     """`meshwright.experts` of the rows that have come to this rank. Its backward may leave the
     gradients of weights to be made while those of tokens are on their way."""
     named = {name: None for name in Operands._fields} | given
-    named["form"] = of_some(named["form"])
+    named["form"] = of_arrived(named["form"])
     given_all = (hidden, top_k_index, top_k_weights, *list(named.values())[3:])
     apply: Callable[..., Tensor] = _ExpertsHere.apply
     return apply(*given_all)
@@ -170,9 +175,11 @@ def routed_experts(
 
     Where something is to go on beside that, `codegen.passes.travelling` makes the same of a block
     step by step."""
+    narrow = is_narrow(given.get("form"))
     picked, tokens, places, out, home = find_route(comm, top_k_index, axis=axis, experts=experts)
     index = comm.travel(picked, axis, out)
-    here = comm.travel(rows_out(comm, hidden, tokens, places), axis, out)
+    go = rows_out(comm, hidden, tokens, places)
+    here = comm.travel(go, axis, out, narrow="rows" if narrow else "")
     weights = comm.travel(rows_out(comm, top_k_weights, tokens, places), axis, out)
     if inside:
         (then, shares), *more = inside
@@ -181,4 +188,5 @@ def routed_experts(
         )
     else:
         made = experts_here(comm, here, index, weights, **given)
-    return rows_home(comm, comm.travel(made, axis, home), tokens, places)
+    come = comm.travel(made, axis, home, narrow="gradients" if narrow else "")
+    return rows_home(comm, come, tokens, places)

@@ -18,6 +18,7 @@ from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
+from meshwright.costmodel.ops.narrow_tokens import casting
 from meshwright.costmodel.ops.routing import (
     RoutedTokens,
     axes_outside,
@@ -164,6 +165,9 @@ class Walk(Trace):
         self._compute(time)
         if passes := passes_beside(multiplied, time, self.site.device, self.site.run_as):
             self._compute(passes)
+        ranks = {axis: self.site.axes[axis].size for axis in step.strategies}
+        if not any([is_routed(step.op, s, ranks[axis]) for axis, s in step.strategies.items()]):
+            self._cast_tokens(step, local, None)
         if step.sends:
             self._inside(step, local, time)
         for index in step.read_again:
@@ -285,6 +289,7 @@ class Walk(Trace):
                 tokens = RoutedTokens(op.key, local, routing, ranks, parts_outside(strategy))
                 self.routes.append(tokens)
                 self._compute(routed(tokens, self.site.device, False))
+                self._cast_tokens(step, local, tokens.sent)
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
@@ -300,6 +305,10 @@ class Walk(Trace):
             if is_routed(op, strategy, ranks):
                 self.travels.setdefault(op.name, []).append(sent)
                 self.travels[op.name].sort(key=lambda one: len(one.outside))
+
+    def _cast_tokens(self, step: OpStep, local: LocalOp, sent: float | None) -> None:
+        if time := casting(step.op, local, self.site.device, sent):
+            self._compute(time)
 
     def _operands(
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str

@@ -67,6 +67,16 @@ class RoutedTokens(NamedTuple):
     outer: int = 1
     """In how many parts other axes have cut the experts: tokens that came there are sent on."""
 
+    @property
+    def come(self) -> float:
+        """Rows that are there to be sent, for each token of the rank's own."""
+        return self.routing.copies(self.outer) * self.routing.crowd(self.outer)
+
+    @property
+    def sent(self) -> float:
+        """Rows that go on, for each token of the rank's own."""
+        return self.come * self.routing.onward(self.outer, self.ranks)
+
 
 def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTime:
     """What routing an experts op's tokens takes, for one micro-batch on one rank: its own, or those
@@ -76,7 +86,7 @@ def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTi
     in backward the gradient of what came home goes out, those of tokens and weights come home.
     """
     _, op, routing, ranks, outer = tokens_of
-    come = routing.copies(outer) * routing.crowd(outer)
+    come = tokens_of.come
     tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
     copies = routing.onward(outer, ranks)
     width = DTYPE_BYTES[op.dtype]

@@ -29,7 +29,7 @@ def _find_scale(most: Any, largest: tl.constexpr, least: tl.constexpr, powers: t
 
 
 def _rows_kernel(  # type: ignore[no-untyped-def]
-    x, out, back, given, columns, stride,
+    x, out, back, given, columns, stride, pitch, apart,
     largest: tl.constexpr, least: tl.constexpr, powers: tl.constexpr,
     by_row: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
@@ -44,11 +44,21 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
         scale = _scale(tl.max(most, 0), largest, least, powers)
     else:
         scale = tl.load(given + row)
-    tl.store(back + row, tl.div_rn(1.0, scale))
+    tl.store(back + row * apart, tl.div_rn(1.0, scale))
     for start in range(0, columns, wide):
         seen = start + at < columns
         part = tl.load(x + row * stride + start + at, seen, 0.0).to(tl.float32)
-        tl.store(out + row * columns + start + at, (part * scale).to(tl.float8e4nv), seen)
+        tl.store(out + row * pitch + start + at, (part * scale).to(tl.float8e4nv), seen)
+
+
+def _widen_kernel(  # type: ignore[no-untyped-def]
+    x, back, out, columns, pitch, apart, wide: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * wide + tl.arange(0, wide)
+    seen = at < columns
+    part = tl.load(x + row * pitch + at, seen, 0.0).to(tl.float32) * tl.load(back + row * apart)
+    tl.store(out + row * columns + at, part.to(out.dtype.element_ty), seen)
 
 
 def _columns_kernel(  # type: ignore[no-untyped-def]
@@ -87,6 +97,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
 _scale: Any = jit(_find_scale)
 _rows: Any = jit(_rows_kernel)
 _columns: Any = jit(_columns_kernel)
+_widen: Any = jit(_widen_kernel)
 
 
 class Runs(NamedTuple):
@@ -104,12 +115,29 @@ def cast_rows(rows: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
     count, columns = rows.shape
     made = torch.empty(count, columns, dtype=NARROW, device=rows.device)
     back = torch.empty(count, dtype=torch.float32, device=rows.device)
+    cast_rows_into(rows, made, back, given)
+    return made, back
+
+
+def cast_rows_into(
+    rows: Tensor, made: Tensor, back: Tensor, given: Tensor | None = None
+) -> None:  # fmt: skip
+    """Writes the same into `made` [r, c] and `back` [r] or [r, 1], whose rows may lie apart."""
+    count, columns = rows.shape
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     _rows[(count,)](
         rows, made, back, back if given is None else given, columns, rows.stride(0),
-        LARGEST, LEAST, POWERS, given is None, _WIDE,
+        made.stride(0), back.stride(0), LARGEST, LEAST, POWERS, given is None, _WIDE,
     )  # fmt: skip
-    return made, back
+
+
+def widened(values: Tensor, back: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns rows [r, c] that were cast so, of a dtype."""
+    count, columns = values.shape
+    made = torch.empty(count, columns, dtype=dtype, device=values.device)
+    grid = count, triton.cdiv(columns, _WIDE)
+    _widen[grid](values, back, made, columns, values.stride(0), back.stride(0), _WIDE)
+    return made
 
 
 def cast_columns(

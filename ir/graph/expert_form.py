@@ -1,6 +1,6 @@
 """How weights of a layer of experts are stored and multiplied, as words of one text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshwright.ir.errors import PlanError
@@ -29,6 +29,9 @@ class ExpertForm:
     sizes."""
     tensorwise: bool = False
     """The same with a scale for each expert's operands."""
+    narrow_tokens: bool = False
+    """Tokens, and gradients of results, are rounded to 8-bit floats before all else: they travel so
+    (`ir.graph.narrow_tokens`)."""
 
     @property
     def scaling(self) -> Scaling:
@@ -44,9 +47,14 @@ def of_some(form: object) -> str:
     return f"{form or ''} some".strip()
 
 
-def of_narrow(form: object, scaling: Scaling) -> str:
-    """The text of a form whose products are of 8-bit floats."""
-    return f"{form or ''} {scaling}wise".strip()
+def of_arrived(form: object) -> str:
+    """The same where tokens have come to that rank: they have been rounded."""
+    return str(replace(parse_form(of_some(form)), narrow_tokens=False))
+
+
+def of_narrow(form: object, scaling: Scaling, tokens: bool = False) -> str:
+    """The text of a form whose products are of 8-bit floats, and its `tokens` on their way."""
+    return f"{form or ''} {scaling}wise {'narrow_tokens' * tokens}".strip()
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import parse_gate
 from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.grouped import PairGroups, groups_of
+from meshwright.ir.graph.narrow_tokens import SCALE_BYTES, rounded
 from meshwright.ir.graph.own_operators import LIBRARY
 from meshwright.ir.graph.scaled_groups import fits, outer
 from meshwright.ir.graph.scaled_groups import product as made_of
@@ -101,6 +102,11 @@ class Operands(NamedTuple):
         widths = (self.hidden.shape[1], each, self.last().shape[1])
         return parse_form(self.form).scaling if fits(widths) else ""
 
+    def come(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Tokens, or gradients of results, as experts read them."""
+        rows = rows.to(dtype)
+        return rounded(rows) if parse_form(self.form).narrow_tokens else rows
+
     def product(self, rows: torch.Tensor, weight: torch.Tensor, groups: PairGroups) -> torch.Tensor:
         """[pairs, out] of rows [pairs, in] by weights [E, in, out], in the dtype of rows."""
         return made_of(rows, weight.to(rows.dtype), groups, self.scaling)
@@ -134,6 +140,11 @@ def check_operands(given: Operands) -> None:
             "'transposed_last' turns the last two dims"
         )
     count, width = len(given.down), hidden.shape[1]
+    if form.narrow_tokens and width % SCALE_BYTES:
+        raise PlanError(
+            f"experts: a token of {width} values in 8-bit floats has no place for its scale: "
+            f"nearest is a multiple of {SCALE_BYTES}, or tokens as they are"
+        )
     for bias, columns in ((given.gate_up_bias, given.columns), (given.down_bias, width)):
         if bias is not None and bias.shape != (count, columns):
             raise PlanError(f"experts: a bias {_shape(bias)} must be [{count}, {columns}]")
@@ -203,7 +214,7 @@ def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = _dtype(given.hidden)
     with torch.autocast(given.hidden.device.type, enabled=False):
         groups = _groups(given, dtype)
-        x, scale = groups.of_tokens(given.hidden.to(dtype)), _scale(given, groups, dtype)
+        x, scale = groups.of_tokens(given.come(given.hidden, dtype)), _scale(given, groups, dtype)
         product = _first_product(given, x * scale if form.scaled_input else x, groups)
         gated = parse_gate(given.act).forward(given.parts(product))
         made = given.product(gated, given.last(), groups)
@@ -230,7 +241,8 @@ class _Incoming(NamedTuple):
         """In the dtype of a product [pairs, columns]."""
         dtype = product.dtype
         groups = _groups(given, dtype, len(product))
-        return cls(groups, _scale(given, groups, dtype), groups.of_tokens(grad.to(dtype)))
+        come = given.come(grad, dtype)
+        return cls(groups, _scale(given, groups, dtype), groups.of_tokens(come))
 
 
 def experts_backward(grad: torch.Tensor, product: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
@@ -283,7 +295,7 @@ def _to_tokens(given: Operands, incoming: _Incoming, product: torch.Tensor) -> l
     for one in more:
         grad_x += one
     if form.scaled_input:
-        grad_scale = (grad_x * groups.of_tokens(given.hidden.to(dtype))).sum(-1)
+        grad_scale = (grad_x * groups.of_tokens(given.come(given.hidden, dtype))).sum(-1)
         grad_x *= scale
     grads = [groups.summed(grad_x, given.hidden), groups.placed(grad_scale, given.top_k_weights)]
     return [*grads, grad_product, gated]
@@ -294,7 +306,7 @@ def _to_weights(
 ) -> list[torch.Tensor]:
     form = parse_form(given.form)
     groups, scale, grad = incoming
-    read = groups.of_tokens(given.hidden.to(grad.dtype))
+    read = groups.of_tokens(given.come(given.hidden, grad.dtype))
     (read if form.scaled_input else grad).mul_(scale)  # both are copies of our own
     first, last = form.transposed_first, form.transposed_last
     made = [given.outer(read, part, groups, first) for part in _columns(given, grad_product)]

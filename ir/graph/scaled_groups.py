@@ -130,16 +130,16 @@ def _one(left: torch.Tensor, right: torch.Tensor, scaling: Scaling) -> torch.Ten
     narrow = []
     for x, dim in ((left, 1), (right, 0)):
         over = (dim,) if scaling == "row" else (0, 1)
-        scale = _scale(x.abs().amax(over, keepdim=True), scaling)
+        scale = scale_of(x.abs().amax(over, keepdim=True), scaling)
         narrow.append(_Cast((x * scale).to(NARROW).to(wide), 1 / scale))
     first, second = narrow
     found = first.values @ second.values
     return found.mul_(first.back).mul_(second.back).to(left.dtype)
 
 
-def _scale(most: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """What values are multiplied by, float32: the largest comes to the largest 8-bit float; by row
-    it is a power of two, which rounds nothing."""
+def scale_of(most: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """Returns what values are multiplied by, float32, of their largest: that comes to the largest
+    8-bit float; by row it is a power of two, which rounds nothing."""
     found = (LARGEST / most.clamp(min=LEAST)).float()
     if scaling == "row":
         found = found.view(torch.int32).bitwise_and(POWERS).view(torch.float32)
@@ -155,7 +155,7 @@ def _rows(rows: torch.Tensor, groups: PairGroups, scaling: Scaling) -> _Cast:
 def _of_runs(rows: torch.Tensor, groups: PairGroups) -> torch.Tensor:
     """A scale for each expert's run of rows [E]."""
     most = groups.most_of(torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True))
-    return _scale(most.squeeze(1), "tensor")
+    return scale_of(most.squeeze(1), "tensor")
 
 
 def _matrices(weight: torch.Tensor, scaling: Scaling) -> _Cast:
@@ -163,7 +163,7 @@ def _matrices(weight: torch.Tensor, scaling: Scaling) -> _Cast:
     experts, m, n = weight.shape
     given = None
     if scaling == "tensor":
-        given = _scale(torch.linalg.vector_norm(weight, torch.inf, (1, 2)), scaling)
+        given = scale_of(torch.linalg.vector_norm(weight, torch.inf, (1, 2)), scaling)
     if weight.stride(1) == 1:
         given = None if given is None else given.repeat_interleave(n)
         made, back = cast_rows(weight.transpose(1, 2).reshape(experts * n, m), given)

@@ -12,6 +12,7 @@ from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
+from meshwright.ir.graph.narrow_tokens import packed_bytes
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.op_forms import (
     index_of,
@@ -135,18 +136,21 @@ def _messages(
     copies, crowd = routing.copies(outer * ranks), routing.crowd(outer * ranks)
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
-    out = Inner(
+    home = Inner(
         move, tokens, 1, backward=False, routing=routing, held=held, outer=outer, crowd=crowd,
-        leg="out",
+        leg="home",
     )  # fmt: skip
+    out = replace(home, leg="out")
+    if has_narrow_tokens(op):
+        out = replace(out, nbytes=ceil(packed_bytes(*hidden.shape) * copies))
     return (
         Inner(move, 8 * ranks * ranks, 1, backward=False),  # the counts: ranks wait for them
         out,
         Inner(move, scales, 1, backward=False, crowd=crowd, leg="out"),
         Inner(move, indices, 1, backward=False, crowd=crowd, leg="out"),
-        replace(out, leg="home"),
+        home,
         replace(out, backward=True),
-        replace(out, backward=True, leg="home"),
+        replace(home, backward=True),
         Inner(move, scales, 1, backward=True, crowd=crowd, leg="home"),
     )
 
@@ -195,6 +199,11 @@ def has_narrow_experts(op: Op) -> bool:
     return op.target == EXPERTS_TARGET and bool(parse_form(str(given(op, "form", ""))).scaling)
 
 
+def has_narrow_tokens(op: Op) -> bool:
+    """Tell whether tokens of a layer of experts travel in 8-bit floats."""
+    return op.target == EXPERTS_TARGET and parse_form(str(given(op, "form", ""))).narrow_tokens
+
+
 def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
     """What of experts' products has a scale of its own, where they are of 8-bit floats and kernels
     take the sizes that a rank has; empty for other operators."""
@@ -210,20 +219,22 @@ def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
 def _casts_inside(
     hidden: int, columns: float, inner: float, experts: int, pairs: float, width: int, kind: str
 ) -> tuple[float, float, float]:
-    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights: all rows
-    and matrices at once for a kernel; in loops those of one expert, widened, with their product."""
-    if kind == "cpu":
-        rows, wide = pairs / max(1, experts), max(width, 4)
-
-        def loop(n: float) -> float:
-            return wide * (rows * hidden + rows * n + hidden * n) + width * rows * hidden
-
-        return loop(inner), loop(columns), loop(max(inner, columns))
+    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights, of which
+    all that was made so far is there: all rows and matrices at once for a kernel; in loops those of
+    one expert, widened, with their product."""
     matrix = experts * hidden
-    return (
-        pairs * hidden + matrix * inner, pairs * columns + matrix * columns,
-        pairs * (hidden + max(columns, inner)),
-    )  # fmt: skip
+    first, both = width * matrix * columns, width * matrix * (columns + inner)
+    if kind != "cpu":
+        rows = pairs * hidden
+        weights = max(first + rows + pairs * columns, both + rows + pairs * inner)
+        return rows + matrix * inner, pairs * columns + matrix * columns, weights
+    rows, wide = pairs / max(1, experts), max(width, 4)
+
+    def loop(n: float, made: float) -> float:
+        return wide * (rows * hidden + rows * n + hidden * n) + width * made
+
+    weights = max(first + loop(columns, hidden * columns), both + loop(inner, hidden * inner))
+    return loop(inner, rows * inner), loop(columns, rows * hidden), weights
 
 
 _INDEX_BYTES = 3 * 8

@@ -62,6 +62,9 @@ class Precision:
     linears: Scaling = ""
     """With 8-bit products: what of an operand of a linear layer has a scale of its own; these are
     then the products, and all others of values as they are."""
+    narrow_tokens: bool = False
+    """With 8-bit products: whether tokens on their way to experts, and gradients of what these
+    make of them, are in 8-bit floats, too."""
     scales_loss: bool = False
     """Whether losses are scaled before their backward, and steps left out whose gradients overflow;
     no form of synchronisation but those that `Stage.zero` names knows of that."""

@@ -1,13 +1,13 @@
 """Linear layers and experts whose products a precision has in 8-bit floats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from meshwright.ir.graph.expert_form import of_narrow
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.float8 import LINEARS, MULTIPLE
 from meshwright.ir.graph.graph import Kind, Ref
-from meshwright.ir.precision import Precision, Scaling
+from meshwright.ir.precision import Precision
 from meshwright.ir.trace.flat_trace import Raw, RawOp, make_op
 
 
@@ -17,8 +17,8 @@ def narrow_products(raw: Raw, numbers: Precision) -> Raw:
     it is, as in torchtitan's runs."""
     found = [op for op in raw.ops if _is_layer(raw, op)]
     mixed = [op for op in raw.ops if op.name == EXPERTS_TARGET and _fits(raw, op)]
-    narrow = {id(op) for op in found[:-1] + mixed if numbers.at(_module_of(raw, op)).linears}
-    return replace(raw, ops=list(_swapped(raw, narrow, numbers.linears)))
+    said = {id(op): numbers.at(_module_of(raw, op)) for op in found[:-1] + mixed}
+    return replace(raw, ops=list(_swapped(raw, said)))
 
 
 def _module_of(raw: Raw, op: RawOp) -> str:
@@ -46,12 +46,14 @@ def _fits(raw: Raw, op: RawOp) -> bool:
     return not any(size % MULTIPLE for shape in shapes for size in shape[1:])
 
 
-def _swapped(raw: Raw, narrow: set[int], scaling: Scaling) -> Iterator[RawOp]:
+def _swapped(raw: Raw, said: Mapping[int, Precision]) -> Iterator[RawOp]:
+    """`said`: of ops by identity, the numbers of their modules."""
     for op in raw.ops:
-        if id(op) not in narrow:
+        numbers = said.get(id(op))
+        if not numbers or not numbers.linears:
             yield op
         elif op.name == EXPERTS_TARGET:
-            form = of_narrow(op.args["form"], scaling)
+            form = of_narrow(op.args["form"], numbers.linears, numbers.narrow_tokens)
             yield replace(op, args={**op.args, "form": form})
         else:
-            yield make_op(LINEARS[scaling], op.args, op, op.outputs)
+            yield make_op(LINEARS[numbers.linears], op.args, op, op.outputs)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -36,6 +37,8 @@ from meshwright.ir.trace.hooks import Unhooked
 Tensor = torch.Tensor
 LARGEST = 1 << 24
 """Elements of a tensor that is made again."""
+_EXPORT = tuple(str(Path(torch.__file__).parent / name) for name in ("export", "_subclasses"))
+"""Where torch's export is written."""
 _READS = frozenset(
     [
         Tensor.__bool__,
@@ -124,7 +127,7 @@ class KnownValues(TorchFunctionMode):
     def _check_training(self, func: Any, args: tuple[Any, ...]) -> None:
         if func is Tensor.requires_grad_ or func == REQUIRES_GRAD:
             wanted = args[1] if len(args) > 1 else True
-            if args[0].requires_grad == wanted:
+            if args[0].requires_grad == wanted or _is_of_export(sys._getframe(2)):
                 return  # as of every tensor that is made while a model is copied
             for module, name in self._own.values():
                 # Asked of the module's own tables: as attributes they would be looked up in Python.
@@ -138,7 +141,7 @@ class KnownValues(TorchFunctionMode):
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
             self._lost.update(storage_key(x) for x in given[:1])
             return
-        if any(word in name for word in _RANDOM):
+        if _is_random(name):
             return
         if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
             return
@@ -164,6 +167,17 @@ class KnownValues(TorchFunctionMode):
         result = made.function(*args, **kwargs)
         found: Tensor = result if made.index is None else result[made.index]
         return found
+
+
+@cache
+def _is_random(name: str) -> bool:
+    return any(word in name for word in _RANDOM)
+
+
+def _is_of_export(frame: FrameType) -> bool:
+    """Whether it is torch's export that calls, which makes tensors of its own for all parameters:
+    to look for each of these among all that a model has took a twentieth of a large one's trace."""
+    return frame.f_code.co_filename.startswith(_EXPORT)
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:

@@ -64,14 +64,15 @@ def loss(smoothing: float) -> Case:
     )
 
 
-def experts() -> Case:
+def experts(form: str = "") -> Case:
     """Every pair of different experts equally often."""
     index = torch.tensor(list(permutations(range(6), 2)) * 6)
     tensors = {
         "hidden": random(180, 4), "top_k_index": index, "top_k_weights": random(180, 2),
         "gate_up": random(6, 6, 4), "down": random(6, 4, 3),
     }  # fmt: skip
-    return Case("meshwright.experts.default", {**tensors, "act": "silu"})
+    plain: dict[str, Arg] = dict.fromkeys(("up", "gate_up_bias", "down_bias"))
+    return Case("meshwright.experts.default", {**tensors, "act": "silu", **plain, "form": form})
 
 
 CASES = {
@@ -87,6 +88,7 @@ CASES = {
     "classes": (loss(0.0), "S(1) R -> R"),
     "smoothed classes": (loss(0.1), "S(1) R -> R"),
     "experts": (experts(), "S(0) S(0) S(0) S(0) S(0) -> S(0)"),
+    "experts in 8 bits": (experts("narrow_tokens"), "S(0) S(0) S(0) S(0) S(0) -> S(0)"),
 }
 
 

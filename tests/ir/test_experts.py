@@ -165,6 +165,8 @@ def test_some_experts_of_which_no_token_picked_any(monkeypatch: pytest.MonkeyPat
         ("silu", True, False, torch.float64, ""),
         ("silu", True, False, torch.float64, "some"),
         ("silu", True, False, torch.bfloat16, ""),
+        ("silu", True, False, torch.bfloat16, "rowwise narrow_tokens"),
+        ("silu", True, False, torch.bfloat16, "tensorwise some"),
         ("silu float32", True, False, torch.bfloat16, ""),
         ("quick-gelu", False, False, torch.float64, ""),
         ("steep-silu alpha=1.7 limit=7.0", True, True, torch.float32, ""),
@@ -176,8 +178,10 @@ def test_bytes_inside_of_a_backward(
 ) -> None:
     """What is said to be there at once is what is, beside operands, within the gradients of weights
     and routing weights, which come at the end."""
-    tokens, width, count = 4096, 128, 4
-    index = torch.rand(tokens, 8).topk(2).indices if form else torch.rand(tokens, 4).topk(2).indices
+    narrow = "wise" in form
+    tokens, width, count = 256 if narrow else 4096, 128, 4
+    some = "some" in form
+    index = torch.rand(tokens, 8).topk(2).indices if some else torch.rand(tokens, 4).topk(2).indices
     columns = (1 + gated) * inner
     several = {
         "hidden": torch.rand(tokens, width), "top_k_index": index,
@@ -205,8 +209,10 @@ def test_bytes_inside_of_a_backward(
     shapes = [tuple(x.shape) for x in cast.values() if isinstance(x, Tensor)]
     count_inside = facts(str(EXPERTS)).backward_inside
     assert count_inside
-    inside = count_inside(op, shapes, product.nbytes, product.itemsize, "cpu", bool(form))
+    inside = count_inside(op, shapes, product.nbytes, product.itemsize, "cpu", some)
     least, most = inside + grads[0].nbytes, inside + sum(x.nbytes for x in grads)
+    if narrow:  # gradients of weights are there while operands are cast
+        most = 1.05 * least
     measured = peak.peak_bytes - peak.parameters_bytes
     assert 0.99 * least <= measured <= 1.01 * most
 

@@ -89,7 +89,9 @@ def test_each_expert_is_as_a_layer_of_torchao(recipe: str, dtype: torch.dtype) -
 def test_by_kernels_they_are_the_same() -> None:
     """Our casts by Triton's interpreter, and torch's kernel by what it says that it takes; within
     one rounding to bfloat16. Four products forward and back and two of runs, or six and three."""
-    for name, (worst, rows, runs) in printed("tests.ir.cast_cases").items():
+    products, on_their_way, taken = printed("tests.ir.cast_cases")
+    assert len(on_their_way) == 8 and all(on_their_way) and taken == 4
+    for name, (worst, rows, runs) in products.items():
         assert worst <= 2**-7, name
         assert (rows, runs) == ((6, 3) if name.endswith("True") else (4, 2))
 
@@ -102,6 +104,8 @@ def test_sizes_that_no_kernel_takes_are_as_they_are() -> None:
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlanError, match="one kind of scale"):
         EXPERTS(**values(), form="rowwise tensorwise")
+    with pytest.raises(PlanError, match=r"a token of 42 values .* no place for its scale"):
+        EXPERTS(**values(42), form="narrow_tokens")
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     with pytest.raises(PlanError, match=r"capability 9.0 \(H100, H200\), not 10.0: nearest"):

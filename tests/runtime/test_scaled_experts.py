@@ -51,12 +51,13 @@ def _trained(plans: list[Plan], graph: Graph) -> list[tuple[list[float], int]]:
     return found
 
 
-@pytest.mark.parametrize("precision", ["fp8-rowwise", "fp8-tensorwise"])
+@pytest.mark.parametrize("precision", ["fp8-rowwise", "fp8-tensorwise", "fp8-rowwise-tokens"])
 def test_ranks_with_some_experts_are_as_one_with_all(precision: str) -> None:
     with_library("torchao")
     graph = trace(_Mixture(), _data(), precision=precision)
     (op,) = [op for op in graph.ops if op.target.endswith("experts.default")]
-    assert precision.removeprefix("fp8-") in str(op.arg("form"))
+    _, scaling, *tokens = precision.split("-")
+    assert str(op.arg("form")).split() == [scaling, *(f"narrow_{word}" for word in tokens)]
 
     # Where no job could run nothing is planned; other stacks have kernels of their own.
     for gpu in ("b200", "mi300x"):

@@ -12,7 +12,7 @@ from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.expert_form import ExpertForm
-from meshwright.ir.graph.graph import Op
+from meshwright.ir.graph.graph import Arg, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
@@ -50,12 +50,14 @@ def differentiated(inputs: list[Tensor], run: object, grad: Tensor) -> Found:
     return made.detach(), [x.grad for x in leaves if x.grad is not None]
 
 
-def whole(tokens: int, experts: int, index: Tensor) -> Found:
+def whole(tokens: int, experts: int, index: Tensor, form: str = "") -> Found:
     *inputs, grad = values(tokens, experts, index)
-    return differentiated(inputs, lambda *x: torch.ops.meshwright.experts(*x, "silu"), grad)
+    return differentiated(
+        inputs, lambda *x: torch.ops.meshwright.experts(*x, "silu", form=form), grad
+    )
 
 
-def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
+def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor, form: str = "") -> Found:
     given_values = values(sum(tokens), sum(experts), index)
     shares = [tokens, tokens, tokens, experts, experts, tokens]
     rank = comm.coordinates["ep"]
@@ -66,28 +68,37 @@ def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
     return differentiated(
         inputs,
         lambda *x: routed_experts(
-            comm, *x[:3], gate_up=x[3], down=x[4], act="silu", axis="ep", experts=experts
+            comm,
+            *x[:3],
+            gate_up=x[3],
+            down=x[4],
+            act="silu",
+            form=form,
+            axis="ep",
+            experts=experts,
         ),
         grad,
     )
 
 
-def compare(tokens: Shares, experts: Shares, index: Tensor, results: list[Found]) -> None:
-    made, grads = whole(sum(tokens), sum(experts), index)
+def compare(
+    tokens: Shares, experts: Shares, index: Tensor, results: list[Found], form: str = ""
+) -> None:
+    made, grads = whole(sum(tokens), sum(experts), index, form)
     torch.testing.assert_close(torch.cat([result for result, _ in results]), made)
     for i, expected in enumerate(grads):
         torch.testing.assert_close(torch.cat([found[i] for _, found in results]), expected)
 
 
 def verify(tokens: Shares, experts: Shares, index: Tensor) -> None:
-    """By torch's operators and by those of the kernel."""
-    for kernels in (frozenset[str](), frozenset({"route"})):
+    """By torch's operators and by those of the kernel; tokens in 8-bit floats with the latter."""
+    for kernels, form in ((frozenset[str](), ""), (frozenset({"route"}), "narrow_tokens")):
 
-        def body(comm: Comm, kernels: frozenset[str] = kernels) -> Found:
+        def body(comm: Comm, kernels: frozenset[str] = kernels, form: str = form) -> Found:
             comm.kernels = kernels
-            return routed(comm, tokens, experts, index)
+            return routed(comm, tokens, experts, index, form)
 
-        compare(tokens, experts, index, simulate({"ep": len(tokens)}, body))
+        compare(tokens, experts, index, simulate({"ep": len(tokens)}, body), form)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -169,7 +180,9 @@ def test_experts_over_two_axes() -> None:
     experts the last rank has one."""
     *tensors, _ = values(8, 6, torch.cat([INDEX, INDEX[:3] + 2]))
     names = ("hidden", "top_k_index", "top_k_weights", "gate_up", "down")
-    case = Case(EXPERTS, {**dict(zip(names, tensors, strict=True)), "act": "silu"})
+    more: dict[str, Arg] = dict.fromkeys(("up", "gate_up_bias", "down_bias"))
+    more["form"] = "narrow_tokens scaled_input"  # rounded once, however often they are sent
+    case = Case(EXPERTS, {**dict(zip(names, tensors, strict=True)), "act": "silu", **more})
     first, inside = (" ".join([f"S(0{o})"] * 5) + f" -> S(0{o})" for o in ("", ",outer=2"))
     check(case, {"tp": inside, "ep": first}, {"tp": 2, "ep": 2})
     check(case, {"ep": inside, "tp": first}, {"ep": 2, "tp": 2})
@@ -226,9 +239,16 @@ def test_a_rank_alone_does_the_work_of_one_of_several() -> None:
     assert made.shape == hidden.shape and made.abs().sum(1).min() > 0
 
 
-def _on_gloo(comm: Comm) -> Found:
-    return routed(comm, (3, 0, 2), (2, 1, 1), INDEX)
+def _on_gloo(comm: Comm) -> list[Found]:
+    return [routed(comm, (3, 0, 2), (2, 1, 1), INDEX, form) for form in FORMS]
+
+
+FORMS = "", "narrow_tokens"
 
 
 def test_on_processes() -> None:
-    compare((3, 0, 2), (2, 1, 1), INDEX, on_gloo(_on_gloo, 3, "ep"))
+    found = on_gloo(_on_gloo, 3, "ep")
+    for number, form in enumerate(FORMS):
+        compare((3, 0, 2), (2, 1, 1), INDEX, [rank[number] for rank in found], form)
+    plain, rounded = (whole(5, 4, INDEX, form)[0] for form in FORMS)
+    assert 1e-3 < float((plain - rounded).norm() / plain.norm()) < 0.1

@@ -14,10 +14,11 @@ from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.costmodel.ops.compute import OpTime, formula
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.costmodel.ops.narrow_tokens import casting
 from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, routed
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.cluster.launching import Casting
-from meshwright.ir.graph import grouped
+from meshwright.ir.graph import grouped, narrow_tokens
 from meshwright.ir.graph.experts import experts_backward, experts_forward
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.routing import Routing
@@ -146,6 +147,42 @@ def test_priced_as_it_runs(dtype, by_kernel):
         assert time.input_dispatch_s / DISPATCH_S == pytest.approx(back_moves)
         assert others == FINDING
     assert time.source == DEVICE.source and time.band > 0
+
+
+class MovedTokens(TorchDispatchMode):
+    """Bytes of tokens that operators read and write: views of a packed row count as such."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not any(other in str(func) for other in (*OTHERS, "empty")):
+            given = args[1:] if "copy_" in str(func) and "_to" not in str(func) else args
+            self.nbytes += sum(x.nbytes for x in tree_leaves((given, made)) if _is_wide(x))
+        return made
+
+
+def _is_wide(x: object) -> bool:
+    return isinstance(x, Tensor) and x.shape[-1] == WIDTH
+
+
+def test_casts_of_tokens_are_priced_as_they_run() -> None:
+    """For a way forward, and one of gradients; or rounded where they are read, in a backward both
+    of them. Other layers cast none."""
+    cpu = replace(DEVICE, kind="cpu")
+    tokens, form = LocalInput((1024, WIDTH), 2048 * WIDTH, True, False), "narrow_tokens"
+    local = LocalOp(TARGET, OpClass.MATMUL, "bfloat16", 0.0, (tokens,) * 3, (tokens.shape,),
+                    tokens.nbytes, True)  # fmt: skip
+    op = Op("experts", "experts", TARGET, (("form", form),), (), (), "")
+    rows = torch.ones(1024, WIDTH, dtype=torch.bfloat16)
+    with MovedTokens() as moved:
+        narrow_tokens.rounded(rows)
+    for sent, forward, backward in ((None, 1, 2), (2.5, 2.5, 2.5)):
+        time = casting(op, local, cpu, sent)
+        assert time is not None
+        assert time.forward_s * RATE == pytest.approx(forward * moved.nbytes, rel=0.01)
+        assert time.backward_input_s * RATE == pytest.approx(backward * moved.nbytes, rel=0.01)
+    assert casting(replace(op, args=()), local, cpu, None) is None
 
 
 def test_experts_on_two_axes_are_told_of_the_ranks_of_both() -> None:
