@@ -26,12 +26,16 @@ from types import ModuleType
 import torch
 
 from meshwright.runtime.world.children import die_with_parent
+from meshwright.testing.fresh import IMPORTED
 
 NAMES = ("meshwright", "python", "torchrun")
 MODULES = {"meshwright": ("-m", "meshwright"), "torchrun": ("-m", "torch.distributed.run")}
 IGNORED = ("-u", "-B", "-Xfrozen_modules=off")
 """Options of `python` that change nothing here."""
-LOADED = ("meshwright.cli", "transformers.models.gpt2.modeling_gpt2")
+LOADED = (
+    *IMPORTED, "transformers.models.gpt2.modeling_gpt2", "matplotlib.pyplot", "ipykernel.kernelapp",
+    "meshwright.cli.run", "meshwright.cli.search",
+)  # fmt: skip
 MOST_BYTES = 2**20
 """Of what a command is told: its words, folder and environment."""
 CLIENT = """\
@@ -51,8 +55,8 @@ os._exit(code)
 """
 
 
-def loaded_models() -> None:
-    """Loads what commands for models of transformers need."""
+def load() -> None:
+    """Loads what commands need, those for models of transformers and notebooks, too."""
     for name in LOADED:
         importlib.import_module(name)
 

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from notebooks.run import FOLDER, NOTEBOOKS, executed
-from tests.warm import loaded_models, warm
+from tests.warm import load, warm
 
 MOST_BYTES = 500_000
 MACHINE = re.compile(r"/(?:home|root|tmp|work|opt|usr|Users)/|[A-Z]:\\")
@@ -38,7 +38,8 @@ def test_there_are_six():
 
 
 SMALL = {
-    "1": {"n_embd=1600, n_layer=48, n_head=25": "n_embd=64, n_layer=2, n_head=4, vocab_size=256"},
+    "1": {"n_embd=1600, n_layer=48, n_head=25": "n_embd=64, n_layer=2, n_head=4, vocab_size=256",
+          "devices_per_node=4": "devices_per_node=2"},
     "2": {'"n_embd": 1024, "n_layer": 12, "n_head": 16': '"n_embd": 64, "n_layer": 4, "n_head": 4',
           "vocab_size=8192": "vocab_size=256"},
     "3": {"n_embd=512": "n_embd=64", "n_positions=512": "n_positions=32", "piped(name, 16)": "plan"},
@@ -46,8 +47,8 @@ SMALL = {
           "--minutes 0.5": "--minutes 0.01", "--steps 12": "--steps 4"},
     "5": {"n_embd=512": "n_embd=64", "n_layer=8": "n_layer=2", "n_positions=512": "n_positions=32",
           "time_limit_s=300": "time_limit_s=60"},
-    "6": {"n_embd=1024": "n_embd=64", "n_layer=16": "n_layer=2", "vocab_size=32768":
-          "vocab_size=256"},
+    "6": {"n_embd=1024": "n_embd=64", "n_layer=16": "n_layer=2",
+          "vocab_size=32768": "vocab_size=256", "devices_per_node=4": "devices_per_node=2"},
 }  # fmt: skip
 """What stands in a notebook, and what has it run in seconds."""
 
@@ -55,12 +56,13 @@ SMALL = {
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
     """An environment whose commands need not load torch, and its Python."""
-    loaded_models()
+    load()
     folder = tmp_path_factory.mktemp("commands")
     with warm(folder) as environment:
         yield environment, str(folder / "python")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_at_a_small_size(path: Path, commands, monkeypatch):
     """Every cell and command, by the same kernel; its process and those of commands are forks."""
