@@ -1,4 +1,4 @@
-"""Commands of a shell (`meshwright`, `python`, `torchrun`) as forks of a process that has all loaded.
+"""Commands (`meshwright`, `python`, `torchrun`) as forks of a process that has loaded all.
 
 A Python of its own takes seconds to load torch, a fork a tenth of one. What starts them, a shell or
 a program, finds them first in its PATH, and what they start again by `sys.executable` is such a

@@ -1,4 +1,5 @@
-"""Every notebook runs, small here and whole in `make test-all`, and the outputs that the repository keeps are whole and clean."""
+"""Every notebook runs, small here and whole in `make test-all`; the outputs that the repository
+keeps are whole and clean."""
 
 import re
 import sys
@@ -42,7 +43,8 @@ SMALL = {
           "devices_per_node=4": "devices_per_node=2"},
     "2": {'"n_embd": 1024, "n_layer": 12, "n_head": 16': '"n_embd": 64, "n_layer": 4, "n_head": 4',
           "vocab_size=8192": "vocab_size=256"},
-    "3": {"n_embd=512": "n_embd=64", "n_positions=512": "n_positions=32", "piped(name, 16)": "plan"},
+    "3": {"n_embd=512": "n_embd=64", "n_positions=512": "n_positions=32",
+          "piped(name, 16)": "plan"},
     "4": {"n_embd=192": "n_embd=32", "n_positions=128": "n_positions=16", "n_layer=4": "n_layer=2",
           "--minutes 0.5": "--minutes 0.01", "--steps 12": "--steps 4"},
     "5": {"n_embd=512": "n_embd=64", "n_layer=8": "n_layer=2", "n_positions=512": "n_positions=32",
