@@ -13,7 +13,9 @@ import select
 import signal
 import socket
 import stat
+import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections import deque
@@ -59,6 +61,15 @@ def load() -> None:
     """Loads what commands need, those for models of transformers and notebooks, too."""
     for name in LOADED:
         importlib.import_module(name)
+
+
+def shell(*words: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    """Runs one command, and what it starts, to its end."""
+    with tempfile.TemporaryDirectory() as folder, warm(Path(folder)) as environment:
+        command = [str(Path(folder) / words[0]), *words[1:]]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s
+        )
 
 
 @contextmanager
