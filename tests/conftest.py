@@ -7,8 +7,6 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
-gc.disable()  # until all is loaded: nothing of it goes again
-
 import pytest
 import torch
 from hypothesis import settings
@@ -72,11 +70,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     use_huge_pages()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
-    gc.enable()  # also in the process that only hands out tests
 
 
 def pytest_unconfigure() -> None:
