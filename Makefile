@@ -58,7 +58,7 @@ test: $(READY)
 tests: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations 20
 
-# Every case of tests that are marked `sampled`; a third of them runs otherwise.
+# What is marked `slow`, and every case of what is marked `sampled`, of which a third runs otherwise.
 test-all: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations 20 --all-cases
 

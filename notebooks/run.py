@@ -5,10 +5,13 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import nbformat
 from nbclient import NotebookClient
+from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = tuple(sorted(FOLDER.glob("[0-9]_*.ipynb")))
@@ -20,15 +23,15 @@ SETTINGS = {
 TIMEOUT_S = 400
 
 
-def executed(path: Path, **instead: str) -> nbformat.NotebookNode:
+def executed(path: Path, instead: Mapping[str, str] = MappingProxyType({})) -> NotebookNode:
     """The notebook with new outputs, run in a folder of its own; an error in it is raised.
 
-    `instead`: the value that an option of a command has in its place (`minutes="0.1"`).
+    `instead`: what stands in its code, and what is run in its place (`{"n_layer=8": "n_layer=2"}`).
     """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        for option, value in instead.items():
-            cell.source = re.sub(rf"(--{option}) \S+", rf"\1 {value}", cell.source)
+        for text, other in instead.items():
+            cell.source = cell.source.replace(text, other)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(FOLDER / "pictures", Path(folder) / "pictures")
         client = NotebookClient(
@@ -47,9 +50,9 @@ def _environment() -> dict[str, str]:
     return os.environ | SETTINGS | {"PATH": commands}
 
 
-def _tidy(cell: nbformat.NotebookNode) -> None:
+def _tidy(cell: NotebookNode) -> None:
     """Texts in one piece and without colours; what a picture is called in memory says nothing."""
-    cell.metadata = nbformat.NotebookNode()
+    cell.metadata = NotebookNode()
     if cell.cell_type == "code":
         cell.outputs = _joined(cell.outputs)
     for output in cell.get("outputs", []):
@@ -57,9 +60,9 @@ def _tidy(cell: nbformat.NotebookNode) -> None:
             output.data["text/plain"] = re.sub(r"^<.*>$", "picture", output.data["text/plain"])
 
 
-def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
     """A stream comes in pieces."""
-    found: list[nbformat.NotebookNode] = []
+    found: list[NotebookNode] = []
     for output in outputs:
         text = output.get("text", "")
         if text and found and found[-1].get("name") == output.name:

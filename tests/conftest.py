@@ -48,7 +48,7 @@ settings.load_profile("shared cores")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases", action="store_true",
-        help="run every case of tests that are marked `sampled`, as `make test-all` does",
+        help="run what is `slow` and every case of what is `sampled`, as `make test-all` does",
     )  # fmt: skip
 
 
@@ -77,10 +77,12 @@ def pytest_unconfigure() -> None:
 
 
 def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that are marked `sampled`, some cases run; all if one was asked for by its name, and
-    all that need a GPU: they are skipped where there is none, and few machines have one."""
+    """Of tests that are marked `sampled`, some cases run, and none of those marked `slow`; all if
+    one was asked for by its name, and all cases for a GPU of what is sampled: they are skipped
+    where there is none, and few machines have one."""
     if ALL_CASES in os.environ or any("::" in argument for argument in config.args):
         return
+    slow = {item for item in items if item.get_closest_marker("slow")}
     by_test: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
     sampled = [
         item for item in items
@@ -91,7 +93,7 @@ def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
             values = frozenset(f"{name} {value}" for name, value in item.callspec.params.items())
             by_test[item.nodeid.split("[")[0]][item.nodeid] = values
     kept = {case for cases in by_test.values() for case in picked(cases)}
-    left = {item for item in sampled if item.nodeid not in kept}
+    left = slow | {item for item in sampled if item.nodeid not in kept}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 

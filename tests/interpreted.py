@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from meshwright.runtime.world.children import die_with_parent
 
 
@@ -54,6 +56,7 @@ def main() -> None:
     import meshwright.ir.kernels  # noqa: F401
 
     _patch_once()
+    _multiply_at_once()
     for line in sys.stdin:
         folder, *command = json.loads(line)
         pid = os.fork()
@@ -108,6 +111,26 @@ def _patch_once() -> None:
         return run(self, *args, **kwargs)
 
     triton._patch_lang, triton.GridExecutor.__call__ = once, anew
+
+
+def _multiply_at_once() -> None:
+    """Has the upper halves of products, of which random numbers are made, taken of whole arrays.
+
+    The interpreter takes each by Python's own integers: a fifth of the time of what has dropout.
+    """
+    from triton.runtime import interpreter as triton
+
+    triton.np_umulhi_u64 = upper_half
+
+
+def upper_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Bits 64 to 127 of the products of 64-bit numbers, which are taken as without a sign."""
+    a, b = (np.asarray(x).astype(np.uint64) for x in (a, b))
+    low, half = np.uint64(2**32 - 1), np.uint64(32)
+    a_low, a_high, b_low, b_high = a & low, a >> half, b & low, b >> half
+    middle = a_high * b_low + (a_low * b_low >> half)
+    other = a_low * b_high + (middle & low)
+    return a_high * b_high + (middle >> half) + (other >> half)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.profile import measured
 from meshwright.running.launch import step_kinds
 from tests.command_line import GPT2, ROOT, SEARCH, invoke
+from tests.warm import shell
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +112,9 @@ def test_the_schema_in_the_docs_is_current(capsys):
     assert printed == json.loads((ROOT / "docs" / "plan.schema.json").read_text())
 
 
-def run(plan: Path, folder: Path, steps: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshwright", "run", str(plan), GPT2]
-    command += ["--steps", str(steps), "-o", str(folder), "--json"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 def test_run_starts_its_ranks_and_leaves_a_run_directory(plan_file, tmp_path, capsys):
-    done = run(plan_file, tmp_path / "run", 5)
+    asked = ("--steps", "5", "-o", str(tmp_path / "run"), "--json")
+    done = shell("meshwright", "run", str(plan_file), GPT2, *asked)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"loss"') == 5
     kinds = ["warm-up", "timed", "timed", "tracked", "traced"]

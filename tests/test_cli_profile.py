@@ -1,31 +1,25 @@
 """`meshwright profile` and `meshwright search --profile` from a shell."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from meshwright.ir.profile.profile_store import load_profile
 from tests.command_line import invoke
+from tests.warm import shell
 
 TARGET = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 16}'
 )
 
 
-def meshwright(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshwright", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("cli") / "p.db"
-    done = meshwright(
-        "profile", "-o", str(path), "--model", TARGET, "-c", "local:2", "-m", "0.2", "-b", "4",
-        "--precision", "fp32",
+    done = shell(
+        "meshwright", "profile", "-o", str(path), "--model", TARGET, "-c", "local:2", "-m", "0.2",
+        "-b", "4", "--precision", "fp32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return path, done.stdout

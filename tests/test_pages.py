@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,6 +31,8 @@ ELSEWHERE = {"docs/your_model.md": "test_newcomer.py"}
 """Pages that another test runs."""
 FIRST_ELSEWHERE = {"README.md": "test_readme.py"}
 """Pages whose first block of Python another test runs."""
+SMALLER = {"hf:MixtralConfig": 'hf:MixtralConfig{"num_hidden_layers": 2}'}
+"""Models of commands at full size, and what is searched for here; the whole in `make test-all`."""
 WORDS = re.compile(r"[A-Z_]{3,}")
 """What a page leaves to the reader: TARGET, DIR."""
 
@@ -203,7 +205,22 @@ def small(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("page", sorted({b.page for b in all_blocks()}), ids=lambda p: p.stem)
+def test_blocks_of_a_page_run(page, small, tmp_path, monkeypatch, capsys):
+    """As they are printed, but for the sizes of some models."""
+    run_page(page, small, tmp_path, monkeypatch, SMALLER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    sorted({b.page for b in all_blocks() if any(name in b.text for name in SMALLER)}),
+    ids=lambda p: p.stem,
+)
 def test_blocks_of_a_page_run_as_printed(page, small, tmp_path, monkeypatch, capsys):
+    run_page(page, small, tmp_path, monkeypatch, {})
+
+
+def run_page(page: Path, small: Path, tmp_path: Path, monkeypatch, instead: Mapping[str, str]):
     name = str(page.relative_to(ROOT))
     if name in ELSEWHERE:
         assert (ROOT / "tests" / ELSEWHERE[name]).exists()
@@ -216,7 +233,7 @@ def test_blocks_of_a_page_run_as_printed(page, small, tmp_path, monkeypatch, cap
         assert (ROOT / "tests" / FIRST_ELSEWHERE[name]).exists()
         found.remove(next(block for block in found if block.kind == "python"))
     for program in programs(found):
-        run_program(program)
+        run_program(program, instead)
 
 
 def programs(found: list[Block]) -> Iterator[list[Block]]:
@@ -237,12 +254,13 @@ def programs(found: list[Block]) -> Iterator[list[Block]]:
         yield together
 
 
-def run_program(program: list[Block]) -> None:
+def run_program(program: list[Block], instead: Mapping[str, str]) -> None:
     first, texts = program[0], [block.text for block in program]
     if first.kind == "sh":
         for line in filter(runs_here, first.lines()):
             for words in words_of(line) if line.startswith("meshwright") else ():
-                asked = [TARGET if word == "TARGET" else word for word in words[1:]]
+                others = {"TARGET": TARGET, **instead}
+                asked = [others.get(word, word) for word in words[1:]]
                 assert invoke(*asked) == 0, f"{first.place}: {line}"
     elif first.kind == "diff":  # both make their process group themselves
         for side in sides(first):

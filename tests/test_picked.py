@@ -55,6 +55,18 @@ def test_cases_for_a_gpu_are_never_left_out(case: int, request: pytest.FixtureRe
         assert "::" in str(request.config.args) or needs.count(False) <= 1
 
 
+@pytest.mark.slow
+def test_what_is_slow_runs_only_if_asked(request: pytest.FixtureRequest) -> None:
+    named = any("::" in argument for argument in request.config.args)
+    assert named or request.config.getoption("--all-cases")
+
+
+def test_what_is_slow_is_left_out(request: pytest.FixtureRequest) -> None:
+    named = any("::" in argument for argument in request.config.args)
+    if not named and not request.config.getoption("--all-cases"):
+        assert not [x for x in request.session.items if x.get_closest_marker("slow")]
+
+
 def test_all_run_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALL_CASES, "1")
     assert in_turn(NAMES, 0) == NAMES and picked(VALUES) == set(VALUES)

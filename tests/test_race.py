@@ -1,8 +1,6 @@
 """Plans that are predicted alike are run, and the fastest is kept."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +23,8 @@ from meshwright.testing.spawn import RankFailed, run_ranks
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.racing import race
 from meshwright.tools.race.standing import Heat, RaceStanding
-from tests.command_line import GPT2, ROOT, SEARCH, invoke
+from tests.command_line import GPT2, SEARCH, invoke
+from tests.warm import shell
 
 CASE = CASES["sequential"]
 
@@ -258,9 +257,8 @@ def files(tmp_path_factory) -> list[Path]:
 
 def test_the_race_command_starts_its_ranks(files: list[Path], tmp_path: Path) -> None:
     best = tmp_path / "best.json"
-    command = [sys.executable, "-m", "meshwright", "race", GPT2, *map(str, files), "-o", str(best)]
-    command += ["--turns", "1", "--steps", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    asked = ("-o", str(best), "--turns", "1", "--steps", "2")
+    done = shell("meshwright", "race", GPT2, *map(str, files), *asked)
     assert done.returncode == 0, done.stderr
     assert "The fastest of those that were run" in done.stdout and "turn 1" in done.stderr
     assert executed(plan_io.load(best)) in {executed(plan_io.load(path)) for path in files}

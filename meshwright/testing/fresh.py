@@ -14,11 +14,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 
-_IMPORTED = (
+IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed", "torch.export", "networkx", "pydantic", "typer",
     "rich.console", "rich.table", "yaml", "safetensors.torch", "psutil",
     "ortools.math_opt.python.mathopt", "ortools.sat.python.cp_model",
 )  # fmt: skip
+"""What programs of ours import of others."""
 
 
 def python(
@@ -30,7 +31,7 @@ def python(
     if it has not ended after `timeout_s`.
     """
     context = get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
+    context.set_forkserver_preload(list(IMPORTED))
     with tempfile.TemporaryDirectory() as name:
         said = Path(name)
         process = context.Process(

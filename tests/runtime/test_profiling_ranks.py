@@ -1,8 +1,5 @@
 """Profiling by several ranks: shared work on CPUs, dealt work on GPUs, one file."""
 
-import os
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 from meshwright.ir.profile.profile import Machine
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.profiling.ranks import dealt
+from tests.warm import shell
 
 
 def machine(name: str) -> Machine:
@@ -40,14 +38,10 @@ def test_every_task_is_measured_once(ranks: int, tasks: int) -> None:
 
 def test_under_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+    done = shell(
+        "torchrun", "--standalone", "--nproc-per-node", "2",
         "-m", "tests.runtime.profiled_ranks", str(path),
-    ]  # fmt: skip
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=env
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = load_profile(path)
     told = [Path(f"{path}.{rank}").read_text() for rank in range(2)]
