@@ -25,6 +25,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.job.job import Job
 from meshwright.runtime.step import loss_scale
 from meshwright.runtime.step.loss_scale import LossScale, leaves_out, unless
 from meshwright.runtime.step.updates import stepped_by_kernel
@@ -172,14 +173,20 @@ def test_copies_are_those_of_plain_pytorch(precision: str, most: float) -> None:
 
 
 def overflowing(plans: list[tuple[Plan, Graph]], folder: str) -> list[Any]:
-    """Of each plan: what a left-out step leaves, and scales after it and after a restart."""
+    """Of each plan: what a left-out step leaves, scales after it, and how the next plan goes on
+    beside one that has no break."""
     found = []
-    for number, (plan, graph) in enumerate(plans):
-        case = CASES["gpt2"]
-        job = compile_job(
+    case = CASES["gpt2"]
+
+    def job_of(number: int, check: bool) -> Job:
+        plan, graph = plans[number % len(plans)]
+        return compile_job(
             case.model(torch.float32), plan, optimizer="adam", lr=1e-3, max_grad_norm=1.0,
-            device="cpu", graph=graph,
+            device="cpu", graph=graph, check=check,
         )  # fmt: skip
+
+    for number in range(len(plans)):
+        job = job_of(number, check=True)
         batch = case.example(BATCH, 0, torch.float32)
         first = full_state(job)
         assert job.loss_scale
@@ -190,10 +197,16 @@ def overflowing(plans: list[tuple[Plan, Graph]], folder: str) -> list[Any]:
         job.loss_scale.value = 2.0**12
         losses = [float(job.step(batch)) for _ in range(3)]
         job.save(f"{folder}/{number}")
-        job.loss_scale = LossScale(job.device)
-        job.load(f"{folder}/{number}")
-        found.append((first, left, skipped, losses, (job.loss_scale.value, job.loss_scale.skipped)))
-        job.close()
+        then = job_of(number + 1, check=False)
+        then.load(f"{folder}/{number}")
+        assert then.loss_scale
+        scale, ends = then.loss_scale.state(), []
+        for each in (job, then):
+            each.loss_scale.value = 2.0**40  # type: ignore[union-attr]
+            each.step(batch)
+            ends.append((float(each.step(batch)), each.loss_scale.state()))  # type: ignore[union-attr]
+            each.close()
+        found.append((first, left, skipped, losses, scale, ends))
     return found
 
 
@@ -205,11 +218,14 @@ def test_steps_that_overflow_are_left_out_and_the_scale_shrinks(tmp_path: Path) 
         problem = make_problem(graph, Cluster.local(2), optimizer="adam", max_grad_norm=1.0)
         chosen = uniform_choice(problem, **choice)
         plans.append((build_plan(problem, chosen, predict=False), graph))
-    for first, left, skipped, losses, scale in run_ranks(2, overflowing, plans, str(tmp_path))[0]:
+    found = run_ranks(2, overflowing, plans, str(tmp_path))[0]
+    for first, left, skipped, losses, scale, (own, other) in found:
         assert all(torch.equal(left[name], x) for name, x in first.items())
         assert skipped == (2.0**39, 1, 1, 0.0)
         assert losses[0] > losses[1] > losses[2]
-        assert scale == (2.0**12, 1)
+        assert scale == {"value": 2.0**12, "good": 3, "skipped": 1}
+        assert own[1] == other[1] and own[1]["skipped"] > 1
+        assert own[0] == pytest.approx(other[0], rel=1e-5)
 
 
 def scaled(plan: Plan, graph: Graph, interval: int, first: float, fused: bool) -> Any:
