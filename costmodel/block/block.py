@@ -95,6 +95,9 @@ class BlockCost:
     late_bytes: int = 0
     """By which it needs less than that where there are no gradients of its parameters before, of
     which all count as there."""
+    adding_bytes: int | None = None
+    """By which it needs more where gradients of its parameters are added to those that are there;
+    None: not known."""
     logits: int = 0
     """Most that a loss reads of a micro-batch."""
     most_at: float = 0.0
@@ -293,6 +296,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         workspace_bytes=walk.workspace,
         eased_bytes=walk.workspace - most,
         late_bytes=most - room.growing,
+        adding_bytes=room.adding,
         logits=walk.logits,
         most_at=room.at,
         flops=walk.flops,

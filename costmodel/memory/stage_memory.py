@@ -107,6 +107,8 @@ class BlockMemory:
     """Of that, operands and results of one op at most, while all that is saved is there."""
     late: int = 0
     """By which `workspace` is less where gradients of its parameters come as its backward goes."""
+    adding: int | None = None
+    """By which it is more where they are added to others; None: not known."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
     halving: int = 0
@@ -355,17 +357,18 @@ class StageMemory:
                 found.append((index, (whole, -freed, arriving + moving, 0)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs, one_op = block.workspace, block.one_op
+            needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
                 needs = one_op = block.halving
+                adding = None
             needs -= block.late * come
             for group in groups:
                 group.reaches(index)
             if one:
-                workspace = one.run(index, needs, one_op)
+                workspace = one.run(index, needs, one_op, adding)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, needs, one_op) for group in groups])
+                workspace = max([group.run(index, needs, one_op, adding) for group in groups])
                 whole, moving = _sum(groups)
             if index == len(self.blocks) - 1 and workspace > 0:
                 # The gradient that comes is there as a message.

@@ -169,6 +169,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
                 workspace=one_op - cost.eased_bytes,
                 late=cost.late_bytes,
+                adding=cost.adding_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes,
                 halving=cost.workspace_bytes + moved + before,
