@@ -113,6 +113,12 @@ class BlockCost:
         return self.workspace_bytes + self.remade_bytes - self.eased_bytes
 
     @property
+    def kept_outputs(self) -> int:
+        """Bytes of what leaves it that it saves as it leaves."""
+        pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
+        return sum([min(pair) for pair in pairs])
+
+    @property
     def _total_s(self) -> float:
         return self.forward_s + self.backward_s
 

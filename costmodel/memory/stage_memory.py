@@ -138,6 +138,8 @@ class StageMemory:
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
     entry: int
+    sent_as_kept: int = 0
+    """Of `border`, what its block has saved anyway."""
     blocks: tuple[BlockMemory, ...]
     slots: SlotBytes | None = None
     """What stays where calls are recorded: nothing that they save is given back then."""
@@ -176,7 +178,11 @@ class StageMemory:
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
         beside = self.slots.beside if self.slots else 0
-        return sum([block.saved for block in self.blocks]) + self.border + beside
+        return sum([block.saved for block in self.blocks]) + self._sent_apart + beside
+
+    @property
+    def _sent_apart(self) -> int:
+        return self.border - self.sent_as_kept
 
     @cached_property
     def halved(self) -> int:
@@ -332,7 +338,7 @@ class StageMemory:
         by block; `second`: of the second half of one that is split."""
         found: list[tuple[int, _Rise]] = []
         gives_back = self.slots is None
-        freed = self.border * gives_back  # what was sent goes as its gradient comes
+        freed = self._sent_apart * gives_back  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
