@@ -12,13 +12,14 @@ from meshwright.testing.peaks import peak_of
 
 
 def told_of_held(
-    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str = "sgd"
-) -> float:
-    """Predicted over tracked bytes at the peak of a step of one micro-batch."""
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str = "sgd",
+    microbatches: int = 1,
+) -> float:  # fmt: skip
+    """Predicted over tracked bytes at the peak of a step."""
     torch.manual_seed(0)
     traced = trace(model, data, precision=precision)
     made = make_problem(traced, Cluster.local(1), precision=precision, optimizer=optimizer)
-    plan = build_plan(made, uniform_choice(made, num_microbatches=1))
+    plan = build_plan(made, uniform_choice(made, num_microbatches=microbatches))
     job = compile_job(
         model, plan, optimizer=optimizer, device="cpu", check=False, example_inputs=data
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """What the backward of a block has at once beside what the block saved: gradients of values on
 their way, less what ops have saved whose backward has run."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from meshwright.ir.graph.rules import given
 from meshwright.ir.ops import facts
 
 
+_LINEAR = "aten.linear.default"
+
+
 class Room(NamedTuple):
     """Bytes beside all that a block has saved, and gradients of all its parameters."""
 
@@ -18,6 +22,8 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
+    adding: int
+    """More than `most` where what each op makes of them is added to those that are there."""
     at: float
     """Share of the backward's time after which there is that much."""
     one_op: int
@@ -31,8 +37,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     ops = [step for step in walk.script if isinstance(step, OpStep)]
     pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
     steps = [step for step, _ in pairs]
-    roots, most, freed = _of_gradients(walk, ops), 0, 0
+    roots, most, freed, adding = _of_gradients(walk, ops), 0, 0, 0
     to_come = _gradients_to_come(walk, steps)
+    made_of = _Made(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
     live, one_op = _Live(_entering(walk, left, roots), held=not _has_experts(steps)), 0
@@ -50,21 +57,31 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
                         continue
                     new += nbytes
                     made.setdefault(roots[name], nbytes)
+            own, again = made_of.by(step)
             beside, least = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
-            now = max(live.nbytes + new + beside, least)
+            now = max(live.nbytes + new + beside, least) + again
             results = {roots.get(name, name) for name in step.op.outputs}
-            one_op = max(one_op, _alone(step, elements) + beside + live.given_beside(results))
+            alone = _alone(step, elements) + beside + again + made_of.sum_bytes(step)
+            one_op = max(one_op, alone + live.given_beside(results))
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
+            adding = max(adding, now - again - freed + own + made_of.waiting_bytes)
             if now - freed - less > growing:
                 growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
             live.comes(made)
-        freed += freed_by[number]
-    return Room(most, growing, at, one_op)
+            freed += freed_by[number]
+            if again:  # the op has run, and its gradients are added to those that wait
+                then = live.nbytes - freed + again + made_of.sum_bytes(step)
+                most, growing = max(most, then), max(growing, then - less)
+                adding = max(adding, then - again + own + made_of.waiting_bytes)
+            made_of.waits(step)
+        else:
+            freed += freed_by[number]
+    return Room(most, growing, adding - most, at, one_op)
 
 
 class _Live:
@@ -105,6 +122,50 @@ class _Live:
         self._of |= {name: keys[0] for name in passed if keys}
         there = {*self._of.values(), *self._entered}
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
+
+
+class _Made:
+    """Gradients of parameters as ops make them. Those of one that several ops of the block read are
+    added up before anything else has them: the first is there until the last."""
+
+    def __init__(self, walk: Walk, steps: Sequence[OpStep]) -> None:
+        self._roots, self._elements = walk.facts.roots, walk.local.elements
+        self._left = Counter([name for step in steps for name, _ in self._of(step)])
+        self._waiting: dict[str, int] = {}
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(self._waiting.values())
+
+    def by(self, step: OpStep) -> tuple[int, int]:
+        """Returns bytes of those that an op makes; and of these, of which others wait."""
+        own = self._of(step)
+        again = [nbytes for name, nbytes in own if name in self._waiting]
+        return sum([nbytes for _, nbytes in own]), sum(again)
+
+    def sum_bytes(self, step: OpStep) -> int:
+        """Returns the most that a sum takes beside its two terms: autograd adds to the first in
+        place, unless that is a view, as those of a linear layer are."""
+        if step.op.target != _LINEAR:
+            return 0
+        return max([nbytes for name, nbytes in self._of(step) if name in self._waiting], default=0)
+
+    def waits(self, step: OpStep) -> None:
+        """The op has run."""
+        for name, nbytes in self._of(step):
+            self._left[name] -= 1
+            self._waiting[name] = nbytes
+            if not self._left[name]:
+                del self._waiting[name]
+
+    def _of(self, step: OpStep) -> list[tuple[str, int]]:
+        if step.op_class is OpClass.VIEW:
+            return []
+        return [
+            (self._roots.get(name, name), self._elements[operand.value] * operand.own_width)
+            for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+            if operand.is_param and operand.requires_grad
+        ]
 
 
 def _has_experts(steps: Sequence[OpStep]) -> bool:

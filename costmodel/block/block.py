@@ -97,6 +97,9 @@ class BlockCost:
     late_bytes: int = 0
     """By which it needs less than that where there are no gradients of its parameters before, of
     which all count as there."""
+    adding_bytes: int | None = None
+    """By which it needs more where gradients of its parameters are added to those that are there;
+    None: not known."""
     logits: int = 0
     """Most that a loss reads of a micro-batch."""
     most_at: float = 0.0
@@ -110,6 +113,12 @@ class BlockCost:
     def backward_bytes(self) -> int:
         """Most at once in its backward beside what was saved."""
         return self.workspace_bytes + self.remade_bytes - self.eased_bytes
+
+    @property
+    def kept_outputs(self) -> int:
+        """Bytes of what leaves it that it saves as it leaves."""
+        pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
+        return sum([min(pair) for pair in pairs])
 
     @property
     def _total_s(self) -> float:
@@ -303,6 +312,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         workspace_bytes=walk.workspace,
         eased_bytes=walk.workspace - most,
         late_bytes=most - room.growing,
+        adding_bytes=room.adding,
         logits=walk.logits,
         most_at=room.at,
         flops=walk.flops,

@@ -49,6 +49,7 @@ def measured_cost(
         workspace_bytes=record.workspace_bytes,
         eased_bytes=0,
         late_bytes=0,
+        adding_bytes=None,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

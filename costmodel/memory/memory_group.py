@@ -215,10 +215,11 @@ class BackwardGradients:
             found += self._group.exchange.sent(send, nbytes) * (1 + got)
         return ceil(found)
 
-    def run(self, index: int, nbytes: int, one_op: int) -> int:
-        """A block that needs so much beside what it saved; what it needs in all: more, where
-        gradients are added to those that are there. The op that makes the largest gradient is taken
-        to have half of the most that any op of the block has (`one_op`)."""
+    def run(self, index: int, nbytes: int, one_op: int, adding: int | None = None) -> int:
+        """A block that needs so much beside what it saved; what it needs in all: more, by `adding`,
+        where gradients are added to those that are there. Where that is not known, or they are
+        others than its ops make, the op that makes the largest is taken to have half of the most
+        that any op of the block has (`one_op`)."""
         if self._grows:
             own = self._group.begins[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
@@ -235,7 +236,10 @@ class BackwardGradients:
             # Where there are none to which to add, wide ones come when the block has run.
             later = ceil(self._made * self._group.begins[index]) if self._grows else 0
             return max(made, max(nbytes, one_op // 2 + made) - later)
-        more = one_op // 2 + self._group.beside[index]
+        beside = self._group.beside[index]
+        if adding is not None and self._group.exchange.made == 1.0:
+            return nbytes + adding * (beside > 0)
+        more = one_op // 2 + beside
         return more if more > nbytes else nbytes
 
     def _awaiting(self, index: int) -> int:

@@ -107,6 +107,8 @@ class BlockMemory:
     """Of that, operands and results of one op at most, while all that is saved is there."""
     late: int = 0
     """By which `workspace` is less where gradients of its parameters come as its backward goes."""
+    adding: int | None = None
+    """By which it is more where they are added to others; None: not known."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
     halving: int = 0
@@ -138,6 +140,8 @@ class StageMemory:
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
     entry: int
+    sent_as_kept: int = 0
+    """Of `border`, what its block has saved anyway."""
     blocks: tuple[BlockMemory, ...]
     slots: SlotBytes | None = None
     """What stays where calls are recorded: nothing that they save is given back then."""
@@ -176,7 +180,11 @@ class StageMemory:
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
         beside = self.slots.beside if self.slots else 0
-        return sum([block.saved for block in self.blocks]) + self.border + beside
+        return sum([block.saved for block in self.blocks]) + self._sent_apart + beside
+
+    @property
+    def _sent_apart(self) -> int:
+        return self.border - self.sent_as_kept
 
     @cached_property
     def halved(self) -> int:
@@ -332,7 +340,7 @@ class StageMemory:
         by block; `second`: of the second half of one that is split."""
         found: list[tuple[int, _Rise]] = []
         gives_back = self.slots is None
-        freed = self.border * gives_back  # what was sent goes as its gradient comes
+        freed = self._sent_apart * gives_back  # what was sent goes as its gradient comes
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
@@ -357,17 +365,18 @@ class StageMemory:
                 found.append((index, (whole, -freed, arriving + moving, block.given)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
-            needs, one_op = block.workspace, block.one_op
+            needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
                 needs = one_op = block.halving
+                adding = None
             needs -= block.late * come
             for group in groups:
                 group.reaches(index)
             if one:
-                workspace = one.run(index, needs, one_op)
+                workspace = one.run(index, needs, one_op, adding)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, needs, one_op) for group in groups])
+                workspace = max([group.run(index, needs, one_op, adding) for group in groups])
                 whole, moving = _sum(groups)
             if index == len(self.blocks) - 1 and workspace > 0:
                 # The gradient that comes is there as a message.

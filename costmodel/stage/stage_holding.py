@@ -64,6 +64,7 @@ def stage_memory_of(
             for _, sizes, _ in summed_of(costs, parts)
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
+        sent_as_kept=_sent_as_kept(costs),
         blocks=_block_memories(costs),
         stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
@@ -80,6 +81,12 @@ def stage_memory_of(
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
+
+
+def _sent_as_kept(costs: StageCosts) -> int:
+    """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
+    last = costs.cost.blocks[-1]
+    return last.kept_outputs if costs.border_bytes == sum(last.output_bytes) else 0
 
 
 def _no_layers(costs: StageCosts) -> frozenset[int]:
@@ -174,6 +181,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
                 workspace=one_op - cost.eased_bytes,
                 late=cost.late_bytes,
+                adding=cost.adding_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes,
                 given=given,

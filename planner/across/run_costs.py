@@ -62,6 +62,8 @@ class RunWork(NamedTuple):
     """The same where gradients are there from the op that makes each on, and not before."""
     last_bytes: Matrix
     """Of `saved_bytes`, what the last block has: its gradients go when that has gone."""
+    leaving_bytes: Matrix
+    """Of `saved_bytes`, what leaves the last block: where it is sent on, it is there once."""
 
 
 class RunCosts:
@@ -265,7 +267,8 @@ class RunCosts:
             self.of(inside) + prelude_bytes,
             self.of(highest([c.backward_bytes for c in every])),
             self.of(_growing(every)),
-            self.of(_last(every)),
+            self.of(_last([c.saved_bytes for c in every])),
+            self.of(_last([c.kept_outputs for c in every])),
         )
 
     def _prelude(self, at: At) -> tuple[float, float]:
@@ -427,11 +430,10 @@ def _growing(costs: Sequence[BlockCost]) -> Matrix:
     return found
 
 
-def _last(costs: Sequence[BlockCost]) -> Matrix:
-    size = len(costs) + 1
-    found: Matrix = np.triu(
-        np.broadcast_to([0.0, *(c.saved_bytes for c in costs)], (size, size)), 1
-    )
+def _last(figures: Sequence[int]) -> Matrix:
+    """Of each run, the figure of its last block."""
+    size = len(figures) + 1
+    found: Matrix = np.triu(np.broadcast_to([0.0, *figures], (size, size)), 1)
     return found
 
 

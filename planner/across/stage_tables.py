@@ -250,7 +250,8 @@ class StageTables:
             device, self.problem.tables.profile, self.problem.graph.fingerprint
         )
         beyond = 1.0 + holes.moving
-        flight = (work.saved_bytes + leaves) * beyond
+        apart = np.maximum(0.0, leaves - work.leaving_bytes)
+        flight = (work.saved_bytes + apart) * beyond
         exchanges = [own.exchange for own in groups]
         reduces = any([one.reduces_blocks for one in exchanges])
         grows = all([one.every_backward and one.made == 1.0 for one in exchanges])
@@ -276,8 +277,8 @@ class StageTables:
         begun = begun * (1.0 + holes.gradients)
         static = held + always
         every = any([own.exchange.every_backward for own in groups])
-        apart = reduces or (device.kind == "cpu" and not every)
-        static = static + (workspace + beside if apart else np.maximum(workspace, beside))
+        adds = reduces or (device.kind == "cpu" and not every)
+        static = static + (workspace + beside if adds else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond
         packs = any([own.exchange.packs for own in groups])
         if num_microbatches > 1:

@@ -89,6 +89,31 @@ def test_gradients_that_a_block_was_given_are_there_to_its_end() -> None:
     _check(Wide())
 
 
+class _Twice(nn.Module):
+    """Weights that one block reads twice, and more of them than of values: their gradients are
+    added up, those of a linear layer not in place, before they are added to earlier ones."""
+
+    def __init__(self, *, linear: bool) -> None:
+        super().__init__()
+        self.into, self.twice = nn.Linear(64, 256), nn.Linear(256, 256)
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.into(x)
+        for _ in range(2):
+            y = y.tanh()
+            y = self.twice(y) if self.linear else y @ self.twice.weight + self.twice.bias
+        return y.mean()
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_gradients_of_weights_that_are_read_twice(linear: bool) -> None:
+    for microbatches in (1, 8):
+        model, data = _Twice(linear=linear), (torch.randn(128, 64),)
+        told = told_of_held(model, data, "fp32", microbatches=microbatches)
+        assert told == pytest.approx(1.0, abs=0.01)
+
+
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
     _check(_Reads())
 
