@@ -161,7 +161,7 @@ class CopyOnStream:
         self._held = None
 
     def __del__(self) -> None:
-        """Nobody has waited, as where a step fails: nobody may have the memory before it is over."""
+        """Nobody has waited, as where a step fails: nobody may have the memory until it is over."""
         if self._held is not None and not sys.is_finalizing():
             self._held.record_stream(self._stream)
 

@@ -85,8 +85,8 @@ class Waits:
     ) -> None:
         waits = not (kwargs.get("non_blocking") or (name == "aten.copy_" and True in args[2:]))
         host = source if source.device.type == "cpu" else made
-        # Torch pins by itself what it copies to a new tensor of the host without a wait. What is not
-        # as it lies on both sides goes by memory that is not pinned.
+        # Torch pins by itself what it copies to a new tensor of the host without a wait. What has
+        # gaps, or is of another type, goes by memory that is not pinned.
         pinned = storage_key(host) in self.pinned or (name == "aten._to_copy" and host is made)
         pinned &= host.dtype is (made if host is source else source).dtype and _is_dense(host)
         if waits:
@@ -213,6 +213,20 @@ def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
     return job
 
 
+def _be_careless(loss: Tensor) -> None:
+    """What a loop is not to do: read on a stream that has waited for nothing, let go of what a
+    stream is at, read on the host, and copy from memory that is not pinned."""
+    beside, gone = torch.cuda.Stream(), loss * 3
+    with torch.cuda.stream(beside):
+        loss.exp()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        gone.sin()
+    del gone
+    float(loss)
+    torch.ones(3).to(GPU, non_blocking=True)
+
+
 def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Waits:
     """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
     makes what all others use, is left out. `careless`: a user's loop does what waits."""
@@ -233,9 +247,6 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = F
             if not number:
                 waits.found.clear()
             elif careless:
-                float(loss)
-                torch.ones(3).to(GPU, non_blocking=True)
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    (loss + 1).mul_(2)
+                _be_careless(loss)
         waits.streams.stop()
     return waits

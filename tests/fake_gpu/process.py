@@ -4,7 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from shutil import which
@@ -28,9 +28,9 @@ class Seen(NamedTuple):
     """What the host would wait for in the step itself."""
     looks: int
     """How often it looks back at the step before."""
-    races: list[str] = []
+    races: Sequence[str] = ()
     """What two streams, or one and the host, do to one memory in no order."""
-    late: list[str] = []
+    late: Sequence[str] = ()
     """Memory that is free when the host next looks, not as soon as it goes back."""
 
 

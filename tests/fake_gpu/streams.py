@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.cuda._sanitizer import StreamSynchronizations
 

@@ -112,6 +112,6 @@ def test_what_waits_and_what_is_in_no_order_is_found() -> None:
     given = planned(*SETTINGS["gpt2"][:4], {"dp": PLANS["dp"]})
     found = waits_of(given, STEPS, careless="dp")["dp"]
     assert found.waits == ["float() of a tensor", "aten._to_copy of [3] from cpu to cuda"]
-    assert found.races == [
-        "a cuda memory [] goes back while aten.mul_ on a side stream may be at it"
-    ]
+    first, second = found.races
+    assert first.startswith("aten.exp on a side stream beside ")
+    assert second == "a cuda memory [] goes back while aten.sin on a side stream may be at it"
