@@ -234,8 +234,11 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = F
         job = fake_job(plan, graph, rank)
 
         def batch() -> dict[str, Tensor]:
+            """As where labels are `ids[:, 1:]`: what a sample has is a part of what lies there."""
             return {
-                i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype))
+                i.name: torch.zeros(*i.shape[:-1], i.shape[-1] + 1, dtype=getattr(torch, i.dtype))[
+                    ..., 1:
+                ]
                 for i in plan.model.inputs
             }
 
