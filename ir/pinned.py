@@ -11,6 +11,6 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     the pinned memory from being used again before it has been read."""
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
-    # Memory that the caller pinned he may write to again: it is copied as any other.
-    pinned = torch.empty_like(x, pin_memory=True).copy_(x) if x.is_pinned() else x.pin_memory()
-    return pinned.to(device, non_blocking=True)
+    # Also of what the caller pinned, as he may write to it again. `pin_memory` would keep the gaps
+    # of a view such as `ids[:, 1:]`, and torch brings what has gaps by way of other memory.
+    return torch.empty_like(x, pin_memory=True).copy_(x).to(device, non_blocking=True)

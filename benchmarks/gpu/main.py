@@ -1,6 +1,6 @@
 """Measures on a GPU, in under ten minutes, what the docs claim of GPUs; or rehearses that on a CPU.
 
-python -m benchmarks.gpu --out RUN        on the day: all steps, within 570 s; `make gpu`
+python -m benchmarks.gpu --out RUN        on the day: all steps, within 565 s; `make gpu`
 python -m benchmarks.gpu --rehearse       all steps at tiny sizes, on a CPU
 python -m benchmarks.gpu --prepare        before the day: searches the plans that steps run
 python -m benchmarks.gpu --needs          before the day: packages to carry, by name and version

@@ -10,6 +10,7 @@ counts as no memory of the device: plans for GPUs can so be run and measured wit
 import atexit
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -142,17 +143,27 @@ _LATE_S = 2e-3
 """By which a thread may wake up late."""
 
 
-class _OnStream:
-    """A copy on a stream: who waits for it is the host, or the device's computing."""
+class CopyOnStream:
+    """A copy on a stream: who waits for it is the host, or the device's computing. Until then it
+    holds the device's side. Memory that is freed while a second stream is at it is free when the
+    host next looks, and a host that is ahead of its device would take more instead."""
 
-    def __init__(self, event: torch.cuda.Event, device: torch.device | None) -> None:
-        self._event, self._device = event, device
+    def __init__(self, stream: torch.cuda.Stream, held: Tensor, waits: torch.device | None) -> None:
+        """What was sent to a stream; `waits`: the device that waits for it, None: the host."""
+        self._stream, self._event, self._waits = stream, stream.record_event(), waits
+        self._held: Tensor | None = held
 
     def wait(self) -> None:
-        if self._device is None:
+        if self._waits is None:
             self._event.synchronize()
         else:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
+            torch.cuda.current_stream(self._waits).wait_event(self._event)
+        self._held = None
+
+    def __del__(self) -> None:
+        """Nobody has waited, as where a step fails: nobody may have the memory until it is over."""
+        if self._held is not None and not sys.is_finalizing():
+            self._held.record_stream(self._stream)
 
 
 class StreamLink(HostLink):
@@ -175,9 +186,9 @@ class StreamLink(HostLink):
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream), torch.no_grad():
             target.copy_(source, non_blocking=True)
-            (source if to == "host" else target).record_stream(stream)
-            event = stream.record_event()
-        return _OnStream(event, None if to == "host" else self._device)
+        if to == "host":
+            return CopyOnStream(stream, source, None)
+        return CopyOnStream(stream, target, self._device)
 
 
 def host_link(device: torch.device) -> HostLink:

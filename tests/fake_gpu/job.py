@@ -1,5 +1,6 @@
 """A job on GPUs that are not there: tensors have shapes and devices but no memory, collectives have
-no peers, events and streams do nothing. What would make the host wait for the device is noted.
+no peers, events and streams do nothing. What would make the host wait for the device is noted, and
+what two streams, or one and the host, do to one memory in no order (`tests.fake_gpu.streams`).
 
 On tensors without memory torch refuses an operator whose operands lie on two devices, and one that
 reads a value on the host, so that neither can pass unseen. Launches of Triton do not happen: of the
@@ -13,15 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.lower.lower import lower
+from meshwright.forms import host_link
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_modes import recording
-from meshwright.ir.torch_private import fake_mode
+from meshwright.ir.torch_private import fake_mode, storage_key
 from meshwright.runtime.job import job as job_file
 from meshwright.runtime.job.build import build_rank
 from meshwright.runtime.job.job import Job
@@ -29,10 +32,15 @@ from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.step.optimizer import make_optimizer
 from meshwright.runtime.step.planned_updates import planned_choice
 from meshwright.runtime.step.updates import FormOptimizer
+from tests.fake_gpu.streams import FakeEvent, FakeStream, Streams, on_its_own_stream
 
 GPU = torch.device("cuda", 0)
 _READS = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal")
 _COPIES = ("aten._to_copy", "aten.copy_")
+_COLLECTIVES = (
+    "allreduce", "allgather", "_allgather_base", "reduce_scatter", "_reduce_scatter_base",
+    "alltoall", "alltoall_base", "broadcast", "send", "recv",
+)  # fmt: skip
 
 
 @dataclass
@@ -46,16 +54,22 @@ class Waits:
     late: int = 0
     """Waits for what it did in the step before."""
     pinned: set[int] = field(default_factory=set)
-    """Ids of tensors that stand for pinned memory."""
+    """Keys of what stands for pinned memory."""
     kept: list[Tensor] = field(default_factory=list)
-    """These, so that no other gets the id of one."""
+    """Tensors of it, so that no other memory gets the key of one."""
+    streams: Streams = field(default_factory=Streams)
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
         """An operator of torch."""
         name = str(func).rpartition(".")[0]
+        self.streams.called(func, args, kwargs, made)
+        if kwargs.get("pin_memory"):
+            self.pinned.add(storage_key(made))
+            self.kept.append(made)
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if name in _READS and any(x.device.type == "cuda" for x in given):
             self.found.append(name)
+            self.streams.host_waits()
         if name in _COPIES and isinstance(made, Tensor):
             source = args[1] if name == "aten.copy_" else args[0]
             if {source.device.type, made.device.type} == {"cpu", "cuda"}:
@@ -71,8 +85,12 @@ class Waits:
     ) -> None:
         waits = not (kwargs.get("non_blocking") or (name == "aten.copy_" and True in args[2:]))
         host = source if source.device.type == "cpu" else made
-        # Torch pins by itself what it copies to a new tensor of the host without a wait.
-        pinned = id(host) in self.pinned or (name == "aten._to_copy" and host is made)
+        # Torch pins by itself what it copies to a new tensor of the host without a wait. What has
+        # gaps, or is of another type, goes by memory that is not pinned.
+        pinned = storage_key(host) in self.pinned or (name == "aten._to_copy" and host is made)
+        pinned &= host.dtype is (made if host is source else source).dtype and _is_dense(host)
+        if waits:
+            self.streams.host_waits()
         if waits or not pinned:
             shape = list(source.shape)
             self.found.append(f"{name} of {shape} from {source.device.type} to {made.device.type}")
@@ -81,51 +99,31 @@ class Waits:
         """In place of `Tensor.__float__`: the host may read what it has itself."""
         if x.device.type == "cuda":
             self.found.append("float() of a tensor")
+            self.streams.host_waits()
         return 1.0
 
-    def pin(self, x: Tensor) -> Tensor:
-        """In place of `Tensor.pin_memory`."""
-        copy = x.clone()
-        self.pinned.add(id(copy))
-        self.kept.append(copy)
-        return copy
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether its elements fill the memory from the first to the last."""
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return not x.numel() or span == x.numel()
 
 
-class _FakeEvent:
-    """A moment on the device."""
+class _FakeEvent(FakeEvent):
+    """A moment on the device, in a step."""
 
     waits: Waits
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self.step = -1
-
-    def record(self, *_: object) -> None:
+    def record(self, stream: FakeStream | None = None) -> None:
+        super().record(stream)
         self.step = self.waits.step
 
     def synchronize(self) -> None:
+        super().synchronize()
         if self.step < self.waits.step:
             self.waits.late += 1
         else:
             self.waits.found.append("an event of the step itself")
-
-    def elapsed_time(self, _: object) -> float:
-        return 1.0
-
-
-class _FakeStream:
-    def __init__(self, *_: object, **__: object) -> None:
-        return
-
-    def wait_stream(self, _: object) -> None:
-        return
-
-    def wait_event(self, _: object) -> None:
-        return
-
-    def record_event(self) -> "_FakeEvent":
-        event = _FakeEvent()
-        event.record()
-        return event
 
 
 @contextmanager
@@ -138,10 +136,13 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
     """Inside, this process is a rank with a GPU. What would wait for the device is in what comes
     back, from the first operator on."""
     waits = Waits()
-    event = type("FakeEvent", (_FakeEvent,), {"waits": waits})
+    streams = waits.streams
+    event = type("FakeEvent", (_FakeEvent,), {"waits": waits, "streams": streams})
+    stream: Any = type("FakeStream", (FakeStream,), {"streams": streams, "event": event})
 
     def waited(*_: object) -> None:
         waits.found.append("torch.cuda.synchronize")
+        streams.host_waits()
 
     def value(number: LateNumber) -> float:
         held = number._event
@@ -149,21 +150,23 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
             held.synchronize()
         return 1.0
 
-    doubles = [
+    doubles: list[Any] = [
         patch.object(torch, "Event", event), patch.object(torch.cuda, "Event", event),
-        patch.object(torch.cuda, "Stream", _FakeStream),
-        patch.object(torch.cuda, "stream", _nothing),
-        patch.object(torch.cuda, "current_stream", _FakeStream),
+        patch.object(torch.cuda, "Stream", stream),
+        patch.object(torch.cuda, "stream", lambda x: streams.on(x.number)),
+        patch.object(torch.cuda, "current_stream", stream.current),
         patch.object(torch.cuda, "synchronize", waited),
-        patch.object(Tensor, "pin_memory", lambda x: waits.pin(x)),
         patch.object(Tensor, "__float__", lambda x: waits.number(x), create=True),
-        patch.object(Tensor, "is_pinned", lambda x: id(x) in waits.pinned),
-        patch.object(Tensor, "record_stream", lambda *_: None),
+        patch.object(Tensor, "record_stream", lambda x, at: streams.keep(
+            [x], at.number, asked=True)),
         patch.object(LateNumber, "__float__", value),
         patch.object(job_file, "Failures", _NoFailures),
         patch.object(job_file, "check_same_batches", _nothing),
         patch.object(torch.accelerator, "current_accelerator", _no_device),
         patch.object(torch.accelerator, "is_available", lambda: False),
+        patch.dict(host_link._links, clear=True),  # of another fake GPU, with its streams
+        *(patch.object(dist.ProcessGroup, name, on_its_own_stream(
+            streams, getattr(dist.ProcessGroup, name))) for name in _COLLECTIVES),
     ]  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(fake_world(world_size, rank))
@@ -210,6 +213,20 @@ def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
     return job
 
 
+def _be_careless(loss: Tensor) -> None:
+    """What a loop is not to do: read on a stream that has waited for nothing, let go of what a
+    stream is at, read on the host, and copy from memory that is not pinned."""
+    beside, gone = torch.cuda.Stream(), loss * 3
+    with torch.cuda.stream(beside):
+        loss.exp()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        gone.sin()
+    del gone
+    float(loss)
+    torch.ones(3).to(GPU, non_blocking=True)
+
+
 def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Waits:
     """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
     makes what all others use, is left out. `careless`: a user's loop does what waits."""
@@ -217,8 +234,11 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = F
         job = fake_job(plan, graph, rank)
 
         def batch() -> dict[str, Tensor]:
+            """As where labels are `ids[:, 1:]`: what a sample has is a part of what lies there."""
             return {
-                i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype))
+                i.name: torch.zeros(*i.shape[:-1], i.shape[-1] + 1, dtype=getattr(torch, i.dtype))[
+                    ..., 1:
+                ]
                 for i in plan.model.inputs
             }
 
@@ -230,6 +250,6 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = F
             if not number:
                 waits.found.clear()
             elif careless:
-                float(loss)
-                torch.ones(3).to(GPU, non_blocking=True)
+                _be_careless(loss)
+        waits.streams.stop()
     return waits

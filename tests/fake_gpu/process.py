@@ -4,11 +4,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from shutil import which
 from tempfile import mkdtemp
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,19 @@ from meshwright.ir.plan.plan import Plan
 HERE = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 Planned = Mapping[str, tuple[Plan, Graph]]
+
+
+class Seen(NamedTuple):
+    """Of a few steps of a job."""
+
+    waits: list[str]
+    """What the host would wait for in the step itself."""
+    looks: int
+    """How often it looks back at the step before."""
+    races: Sequence[str] = ()
+    """What two streams, or one and the host, do to one memory in no order."""
+    late: Sequence[str] = ()
+    """Memory that is free when the host next looks, not as soon as it goes back."""
 
 
 def why_not() -> str:
@@ -42,9 +56,9 @@ def _guard() -> Path:
 
 def waits_of(
     planned: Planned, count: int, *, careless: str = "", timeout_s: float = 300.0
-) -> dict[str, tuple[list[str], int]]:
-    """By name, what `count` steps of the last rank of each job would wait for, and how often the
-    host looks back at the step before. `careless`: the one whose loop does what waits."""
+) -> dict[str, Seen]:
+    """By name, what is seen in `count` steps of the last rank of each job. `careless`: the one
+    whose loop does what waits."""
     folder = Path(mkdtemp())
     given = {name: (*job, count, name == careless) for name, job in planned.items()}
     (folder / "planned.pickle").write_bytes(pickle.dumps(given))
@@ -53,8 +67,8 @@ def waits_of(
         check=True, timeout=timeout_s, cwd=HERE.parents[1],
         env={**os.environ, "LD_PRELOAD": str(_guard())},
     )  # fmt: skip
-    found: dict[str, tuple[list[str], int]] = pickle.loads((folder / "waits.pickle").read_bytes())
-    return found
+    found: dict[str, tuple[Any, ...]] = pickle.loads((folder / "waits.pickle").read_bytes())
+    return {name: Seen(*one) for name, one in found.items()}
 
 
 def _main(folder: Path) -> None:
@@ -64,7 +78,7 @@ def _main(folder: Path) -> None:
     planned = pickle.loads((folder / "planned.pickle").read_bytes())
     for name, (plan, graph, count, careless) in planned.items():
         waits = steps(plan, graph, plan.world_size - 1, count, careless=careless)
-        found[name] = waits.found, waits.late
+        found[name] = waits.found, waits.late, waits.streams.races, waits.streams.late
     (folder / "waits.pickle").write_bytes(pickle.dumps(found))
 
 

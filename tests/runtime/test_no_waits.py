@@ -1,5 +1,6 @@
-"""In a step the host waits for nothing that the device does in it: checked on a GPU that is not
-there (`tests.fake_gpu`), where no operand may lie on another device and no value can be read."""
+"""In a step the host waits for nothing that the device does in it, and what streams do to the same
+memory is in an order: checked on a GPU that is not there (`tests.fake_gpu`), where no operand may
+lie on another device and no value can be read."""
 
 import os
 from collections.abc import Mapping
@@ -11,13 +12,14 @@ import torch
 import meshwright as mw
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import used
+from meshwright.ir.plan.plan import FormChoice
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
 from tests import equal_plans
 from tests.equal_plans import Case
 from tests.fake_gpu import process
-from tests.fake_gpu.process import Planned, waits_of
+from tests.fake_gpu.process import Planned, Seen, waits_of
 from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
@@ -69,7 +71,30 @@ def test_a_step_waits_for_nothing_of_itself() -> None:
     }
     assert {"bucket", "bucket_update"} <= used(given["llama kernels, zero1"][0])
     found = waits_of(given, STEPS)
-    assert found == {name: ([], LOOKS * (STEPS - 1)) for name in given}
+    assert found == {name: _sound(found[name]) for name in given}
+
+
+def _sound(found: Seen) -> Seen:
+    """What is to be seen: on whichever stream inputs come, they are free later."""
+    return Seen([], LOOKS * (STEPS - 1), [], found.late)
+
+
+def test_copies_to_the_host_are_in_order_beside_what_computes() -> None:
+    """And their memory is free as soon as it goes back: a host that is ahead takes no more. What is
+    kept for the backward waits for nothing; an optimizer on the host waits for gradients."""
+    ((plan, graph),) = planned(*SETTINGS["gpt2"][:4], {"": PLANS["microbatches"]}).values()
+    stages = {
+        "device": {}, "saved": {"saved": {b.pattern: {"*": "offload"} for b in graph.blocks}},
+        **{x: {"store": FormChoice(form=x)} for x in ("on_host", "update_on_host", "sums_on_host")},
+    }  # fmt: skip
+    given = {
+        name: (replace(plan, stages=tuple(replace(s, **told) for s in plan.stages)), graph)
+        for name, told in stages.items()
+    }
+    found = waits_of(given, STEPS)
+    assert found["saved"] == found["device"] == _sound(found["device"])
+    for name, seen in found.items():
+        assert not seen.races and seen.late == found["device"].late, (name, seen)
 
 
 @pytest.mark.skipif(not os.environ.get(ALL_CASES), reason="in `make test-all`: minutes")
@@ -80,10 +105,13 @@ def test_no_plan_that_equals_one_process_waits(
 ) -> None:
     given = planned(model, precision, "adamw", kernels, equal_plans.PLANS)
     found = waits_of(given, STEPS)
-    assert found == {name: ([], LOOKS * (STEPS - 1)) for name in given}
+    assert found == {name: _sound(found[name]) for name in given}
 
 
-def test_what_waits_is_found() -> None:
+def test_what_waits_and_what_is_in_no_order_is_found() -> None:
     given = planned(*SETTINGS["gpt2"][:4], {"dp": PLANS["dp"]})
-    found, _ = waits_of(given, STEPS, careless="dp")["dp"]
-    assert found == ["float() of a tensor", "aten._to_copy of [3] from cpu to cuda"]
+    found = waits_of(given, STEPS, careless="dp")["dp"]
+    assert found.waits == ["float() of a tensor", "aten._to_copy of [3] from cpu to cuda"]
+    first, second = found.races
+    assert first.startswith("aten.exp on a side stream beside ")
+    assert second == "a cuda memory [] goes back while aten.sin on a side stream may be at it"

@@ -50,5 +50,5 @@ def _version(name: str) -> str:
 
 
 STEP = Step(
-    name="environment", does="what the machine is", order=10, limit_s=15, least_s=5, run=run
+    name="environment", does="what the machine is", order=10, limit_s=10, least_s=5, run=run
 )

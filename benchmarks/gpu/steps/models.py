@@ -141,5 +141,5 @@ CLAIMS = (
 
 STEP = Step(
     name="models", does="steps and memory of five models: predicted, by a job, by plain PyTorch",
-    order=50, limit_s=140, least_s=20, run=run, reads=("profile",), recipes=RECIPES, claims=CLAIMS,
+    order=50, limit_s=135, least_s=20, run=run, reads=("profile",), recipes=RECIPES, claims=CLAIMS,
 )  # fmt: skip

@@ -14,11 +14,13 @@ from benchmarks.gpu.step import Fact, Place, Step
 
 PROGRAM = "benchmarks.vs_torch"
 _LINE = re.compile(
-    r"^(?:\d+ ranks\s+)?(?P<name>\w[\w ]*?\w)\s+meshwright\s+(?P<ours>[\d.]+) tokens/s\s+"
+    r"^(?P<ranks>\d+) ranks\s+(?P<name>\w[\w ]*?\w)\s+meshwright\s+(?P<ours>[\d.]+) tokens/s\s+"
     r"torch\s+(?P<torch>[\d.]+) tokens/s\s+ratio (?P<ratio>[\d.]+)", re.MULTILINE,
 )  # fmt: skip
 OPTIONS = ("--ranks", "--pairs")
 PAIRS = "12"
+RANKS = (2, 4)
+"""Where there are as many GPUs."""
 PAGE = "results/vs_torch.md"
 RIVALS = ("DDP", "FSDP2", "torch pipelining 1F1B")
 
@@ -28,8 +30,11 @@ def run(place: Place) -> Iterator[Fact]:
     if place.rehearsal:
         yield from _rehearsed()
         return
+    import torch
+
     ranks, pairs = OPTIONS
-    command = [sys.executable, "-m", PROGRAM, ranks, "2", pairs, PAIRS]
+    sizes = [str(size) for size in RANKS if size <= torch.cuda.device_count()]
+    command = [sys.executable, "-m", PROGRAM, ranks, *sizes, pairs, PAIRS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         for line in program.stdout:
@@ -49,7 +54,7 @@ def _rehearsed() -> Iterator[Fact]:
         raise RuntimeError(f"{PROGRAM} has no {missing[0]}; it has: {helped}")
     yield "rehearsed", "the program started, and its print is read"
     untaken = [(Took(1.0, 1.0, 0.0), Took(1.0, 1.0, 0.0))]
-    yield from read("\n".join(line(name, 2, untaken) for name in RIVALS))
+    yield from read("\n".join(line(name, size, untaken) for size in RANKS for name in RIVALS))
 
 
 def _help() -> str:
@@ -72,20 +77,25 @@ def _help() -> str:
 def read(printed: str) -> Iterator[Fact]:
     """Yields the facts of what the program printed."""
     for match in _LINE.finditer(printed):
-        yield f"{match['name']}/ours_tokens_per_s", float(match["ours"])
-        yield f"{match['name']}/torch_tokens_per_s", float(match["torch"])
-        yield f"{match['name']}/ratio", float(match["ratio"])
+        row = _row(match["name"], int(match["ranks"]))
+        yield f"{row}/ours_tokens_per_s", float(match["ours"])
+        yield f"{row}/torch_tokens_per_s", float(match["torch"])
+        yield f"{row}/ratio", float(match["ratio"])
+
+
+def _row(name: str, ranks: int) -> str:
+    return f"{name} on {ranks}"
 
 
 STEP = Step(
-    name="rivals", does="torch's own engines beside jobs of ours", order=54, limit_s=90,
+    name="rivals", does="torch's own engines beside jobs of ours", order=54, limit_s=110,
     least_s=40, gpus=2, run=run,
     claims=tuple(
         Claim(
-            text=f"a job is as fast as {name} or faster", page=PAGE,
+            text=f"{ranks} GPUs: a job is as fast as {name} or faster", page=PAGE,
             low=fixed(1.0), high=fixed(9.0),
-            measured=fact(f"{name}/ratio"),
+            measured=fact(f"{_row(name, ranks)}/ratio"),
         )
-        for name in RIVALS
+        for ranks in RANKS for name in RIVALS
     ),
 )  # fmt: skip

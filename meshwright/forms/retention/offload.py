@@ -1,9 +1,9 @@
 """Moved to the host's memory as the next blocks run, and back a block ahead of its backward.
 
 On a GPU over pinned buffers, on a stream beside computing; a block's copies are over before the
-next but one leaves, so that little is held twice. On a CPU to a second buffer in the same memory:
-slower and no smaller, but the same path; over a link that is shaped (`forms.host_link`) as on a
-GPU, beside all else that goes over it.
+next but one leaves, so that little is held twice. The device sees to that: the host waits for
+nothing. On a CPU to a second buffer in the same memory: slower and no smaller, but the same path;
+over a link that is shaped (`forms.host_link`) as on a GPU, beside all else that goes over it.
 """
 
 from collections import deque
@@ -15,17 +15,10 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from meshwright.forms.host_link import HostLink, host_link
+from meshwright.forms.host_link import CopyOnStream, HostLink, host_link
 from meshwright.forms.retaining import Footprint, KeptMemory, RetentionRun
 from meshwright.forms.retention import Retention
 from meshwright.ir.comm.p2p_collectives import Waitable
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Arriving:
-    """On its way back: `here`, and when the copy is over."""
-
-    event: torch.Event
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,7 +31,7 @@ class _Away:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Coming:
-    """On its way back over a shaped link, to where it is `here`."""
+    """On its way back, to where it is `here`."""
 
     work: Waitable
 
@@ -50,7 +43,7 @@ class HostMemory(RetentionRun):
         self._device = device
         stream: Any = torch.cuda.Stream
         self._stream: torch.cuda.Stream | None = stream(device) if device.type == "cuda" else None
-        self._leaving: deque[torch.Event] = deque()
+        self._leaving: deque[list[CopyOnStream]] = deque()
         self._link = host_link(device) if self._stream is None else None
         self._going: deque[list[Waitable]] = deque()
         self.ahead = self._stream is not None or self._is_shaped
@@ -73,9 +66,15 @@ class HostMemory(RetentionRun):
                 assert memory.here is not None
                 memory.instead, memory.here = memory.here.clone(), None
         elif memories:
-            if len(self._leaving) > 1:
-                self._leaving.popleft().synchronize()
+            self._let_go(keep=1)
             self._leave_on(self._stream, memories)
+
+    def _let_go(self, keep: int) -> None:
+        """What has left is free on the stream that computes, which comes after the copies: kept for
+        another stream, it would be free when the host next looks, at a time that nobody knows."""
+        while len(self._leaving) > keep:
+            for copy in self._leaving.popleft():
+                copy.wait()
 
     def _leave_over(self, link: HostLink, memories: Sequence[KeptMemory]) -> None:
         while memories and len(self._going) > 1:
@@ -100,13 +99,14 @@ class HostMemory(RetentionRun):
     def _leave_on(self, stream: torch.cuda.Stream, memories: Sequence[KeptMemory]) -> None:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
+            copies = []
             for memory in memories:
                 assert memory.here is not None
                 buffer = torch.empty(memory.here.shape, dtype=torch.uint8, pin_memory=True)
                 memory.instead = buffer.copy_(memory.here, non_blocking=True)
-                memory.here.record_stream(stream)
+                copies.append(CopyOnStream(stream, memory.here, self._device))
                 memory.here = None
-            self._leaving.append(stream.record_event())
+        self._leaving.append(copies)
 
     def fetch(self, memories: Sequence[KeptMemory]) -> None:
         away = [memory for memory in memories if isinstance(memory.instead, Tensor)]
@@ -119,23 +119,20 @@ class HostMemory(RetentionRun):
             self._fetch_on(self._stream, away)
 
     def _fetch_on(self, stream: torch.cuda.Stream, memories: Sequence[KeptMemory]) -> None:
+        self._let_go(keep=0)  # no later block of this forward leaves
+        came = [torch.empty_like(m.instead, device=self._device) for m in memories]
+        stream.wait_stream(torch.cuda.current_stream(self._device))  # whose memory that was
         with torch.cuda.stream(stream):
-            for memory in memories:
-                memory.here = memory.instead.to(self._device, non_blocking=True)
-            arrives = _Arriving(stream.record_event())
-        for memory in memories:
-            memory.instead = arrives
+            for memory, here in zip(memories, came, strict=True):
+                memory.here = here.copy_(memory.instead, non_blocking=True)
+        for memory, here in zip(memories, came, strict=True):
+            memory.instead = _Coming(CopyOnStream(stream, here, self._device))
 
     def needed(self, memories: Sequence[KeptMemory]) -> None:
         self.fetch(memories)
         for memory in memories:
             if isinstance(memory.instead, _Coming):
                 memory.instead.work.wait()
-                memory.instead = None
-            if isinstance(memory.instead, _Arriving) and memory.here is not None:
-                current = torch.cuda.current_stream(self._device)
-                current.wait_event(memory.instead.event)
-                memory.here.record_stream(current)
                 memory.instead = None
 
 

@@ -11,7 +11,7 @@ from benchmarks.gpu import runner
 from benchmarks.gpu.measured import time_steps
 from benchmarks.gpu.results import PACKAGES
 from benchmarks.gpu.step import Place
-from benchmarks.gpu.steps import environment, host_time, kernels
+from benchmarks.gpu.steps import environment, host_time, kernels, rivals
 from benchmarks.gpu.steps.batches import is_memory_gone
 
 H100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85_520_809_984, major=9, minor=0,
@@ -94,3 +94,24 @@ def test_memory_that_is_gone_is_a_finding_and_other_errors_are_errors():
     assert is_memory_gone(torch.cuda.OutOfMemoryError("CUDA out of memory"))
     assert is_memory_gone(RuntimeError("CUDA error: out of memory"))
     assert not is_memory_gone(RuntimeError("shapes differ"))
+
+
+@pytest.mark.parametrize(("gpus", "sizes"), [(2, ["2"]), (3, ["2"]), (8, ["2", "4"])])
+def test_rivals_run_on_two_gpus_and_on_four_where_they_are(monkeypatch, place, gpus, sizes):
+    started: list[list[str]] = []
+
+    class Program:
+        stdout = ("4 ranks  DDP  meshwright 10 tokens/s   torch 5 tokens/s   ratio 2\n",)
+        returncode = 0
+
+        def __init__(self, command, **_):
+            started.append(command)
+
+        __enter__, __exit__ = (lambda self: self), (lambda *_: None)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(rivals.subprocess, "Popen", Program)
+    assert dict(rivals.run(place))["DDP on 4/ratio"] == 2
+    command = started[0]
+    at = command.index("--ranks") + 1
+    assert command[at : command.index("--pairs")] == sizes

@@ -14,7 +14,7 @@ from benchmarks.gpu.results import MODULES, PROFILE, DayRun, Result, load, save
 from benchmarks.gpu.step import Step, load_steps, recipes_of
 from benchmarks.gpu.steps.gpu_tests import read as read_tests
 from benchmarks.gpu.steps.host_time import kernel_facts
-from benchmarks.gpu.steps.rivals import RIVALS
+from benchmarks.gpu.steps.rivals import RANKS, RIVALS
 from benchmarks.gpu.steps.rivals import read as read_rivals
 from benchmarks.vs_torch import Took, line
 from meshwright.costmodel.fit.fit_compute import record_work
@@ -225,9 +225,11 @@ def test_tests_that_were_all_skipped_confirm_nothing():
 
 def test_the_print_of_the_rivals_is_read():
     rows = [(Took(0.5, 1.0, 0.0), Took(1.0, 3.0, 0.0))]
-    facts = dict(read_rivals("\n".join(line(name, 2, rows) for name in RIVALS)))
-    assert {key.partition("/")[0] for key in facts} == set(RIVALS)
-    assert {facts[f"{name}/ratio"] for name in RIVALS} == {2.0}
+    printed = "\n".join(line(name, ranks, rows) for ranks in RANKS for name in RIVALS)
+    facts = dict(read_rivals(printed))
+    claims = next(step for step in load_steps() if step.name == "rivals").claims
+    assert len(claims) == len(RANKS) * len(RIVALS) == len(facts) / 3
+    assert {claim.measured(facts) for claim in claims} == {2.0}
 
 
 def test_what_is_there_is_not_carried_and_what_nobody_pins_is_said():
