@@ -34,12 +34,15 @@ NAMES = ("meshwright", "python", "torchrun")
 MODULES = {"meshwright": ("-m", "meshwright"), "torchrun": ("-m", "torch.distributed.run")}
 IGNORED = ("-u", "-B", "-Xfrozen_modules=off")
 """Options of `python` that change nothing here."""
+READ_ONCE = ("TRITON_INTERPRET", "PYTHONHASHSEED")
+"""Variables that are read while modules are loaded: a command that has one is no fork."""
 LOADED = (
     *IMPORTED, "transformers.models.gpt2.modeling_gpt2", "matplotlib.pyplot", "ipykernel.kernelapp",
     "meshwright.cli.run", "meshwright.cli.search",
 )  # fmt: skip
 MOST_BYTES = 2**20
 """Of what a command is told: its words, folder and environment."""
+_PYTHON = sys.executable
 CLIENT = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -155,6 +158,9 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(here)
+    command = [*MODULES.get(name, ()), *words]
+    if not environment.keys().isdisjoint(READ_ONCE):
+        os.execve(_PYTHON, [_PYTHON, *command], environment)
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, closefd=False) for number, mode in enumerate("rww")
     )
@@ -164,7 +170,7 @@ def _become(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     try:
-        _run(deque([*MODULES.get(name, ()), *words]), here)
+        _run(deque(command), here)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
@@ -182,7 +188,8 @@ def _run(words: deque[str], here: str) -> None:
             module = words.popleft()
             sys.argv = [module, *words]
             sys.path.insert(0, here)
-            sys.modules.pop(module, None)  # else runpy warns of it
+            if module in sys.modules and not hasattr(sys.modules[module], "__path__"):
+                del sys.modules[module]  # runpy warns of it
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case "-c" | "-":
             text = words.popleft() if kind == "-c" else sys.stdin.read()

@@ -46,8 +46,9 @@ def _difference(shapes: tuple[tuple[int, ...], ...], source: str, flat: str, sca
     wanted = torch.zeros(RANKS, sum(chunks), dtype=torch.float64, device="cpu")
     before = 0
     for x, chunk in zip(given, chunks, strict=True):
-        for i, value in enumerate([] if x is None else x.reshape(-1).tolist()):
-            wanted[i // chunk, before + i % chunk] = value * scale
+        values = [] if x is None else x.reshape(-1).double().split(chunk or 1)
+        for rank, own in enumerate(values):
+            wanted[rank, before : before + len(own)] = own * scale
         before += chunk
     worst = _apart(made, wanted.to(made))
     back = [torch.full(x.shape, 9.0, dtype=x.dtype) for x in tensors]
