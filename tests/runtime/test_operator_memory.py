@@ -42,6 +42,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "distances": lambda y: torch.cdist(y.sin(), y.cos()[:64]).mean(),
     "few distances": lambda y: torch.cdist(y[:, :96].sin(), y[:16, 96:192].cos(), p=1.0).mean(),
+    "distances from the first": lambda y: torch.cdist(y, y[:16], p=1.0).mean(),
     "real transform": lambda y: torch.fft.irfft(torch.fft.rfft(y) * 2, n=256).sin().mean(),
     "whole transform": lambda y: (y + torch.fft.fft2(y).real * 0.01).sin().mean(),
     "shared keys": lambda y: _attend(y.view(8, 64, 256)).sin().mean(),
