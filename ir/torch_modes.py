@@ -109,6 +109,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = _node()
         if node is None or not isinstance(second, Tensor) or torch.is_grad_enabled():
             return False
+        if (first.shape, first.dtype) != (second.shape, second.dtype):
+            return False  # a sum of somebody's own, whose result may be another kind of tensor
         if not torch.ops.aten.is_non_overlapping_and_dense.default(first):
             return False
         by, number = self._made_by.get(storage_key(first)), node._sequence_nr()
