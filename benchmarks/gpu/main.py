@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif given.fold:
             fold(given.fold, given.fold_to)
         elif given.prepare:
-            prepare_plans(given.plans, given.presets, tiny=given.rehearse)
+            prepare_plans(given.plans, given.presets, given.there, tiny=given.rehearse)
         elif given.needs:
             print_needs(given.there, given.out if given.seen else None)
         else:
@@ -147,8 +147,16 @@ def tell(result: Result) -> None:
     print(f"{row}  {result.why}{errors}", flush=True)
 
 
-def prepare_plans(folder: Path, presets: list[str], *, tiny: bool) -> None:
+def prepare_plans(folder: Path, presets: list[str], there: Path, *, tiny: bool) -> None:
     """Searches the plans of all steps for some devices, or tiny ones for this machine's CPU."""
+    from importlib import metadata
+
+    here = {name: metadata.version(name) for name in ("torch", "transformers")}
+    if other := seen.other_tracers(seen.versions(there.read_text(encoding="utf-8")), here):
+        print(
+            f"{', '.join(other)}: a model that these trace otherwise is searched again on the day, "
+            "in the time of its step; prepare with a Python that has the machine's versions"
+        )
     from benchmarks.gpu.planned import prepare
     from meshwright.ir.cluster.cluster import Cluster
 

@@ -54,9 +54,10 @@ def _head(run: DayRun | None) -> str:
 
 
 _BEFORE = """Before, where all
-packages are: `--prepare` searches the plans (`device-plans/`), `--needs` says which wheels to bring
-(`device-wheels/`), `--rehearse` tries all steps on a CPU; git ignores both folders. A file of
-`benchmarks/gpu/steps` is a step, with its claims beside it."""
+packages are: `--prepare` searches the plans (`device-plans/`), with the torch and
+transformers of that machine, or models that these trace otherwise are searched again there;
+`--needs` says which wheels to bring (`device-wheels/`), `--rehearse` tries all steps on a CPU;
+git ignores both folders. A file of `benchmarks/gpu/steps` is a step, with its claims beside it."""
 
 
 def _claims(judged: Sequence[Judged]) -> str:

@@ -14,7 +14,7 @@ from benchmarks.gpu.results import PROFILE
 from benchmarks.gpu.step import Fact, Place
 from benchmarks.gpu.workloads import PRECISION, WORKLOADS, Batch, Workload, on
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.errors import Infeasible
+from meshwright.ir.errors import Infeasible, MeshwrightError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
@@ -152,7 +152,7 @@ def prepare(recipes: Sequence[Recipe], clusters: Sequence[Cluster], folder: Path
             try:
                 plan_io.save(search_plan(recipe, cluster, tiny), path)
                 yield path, ""
-            except Infeasible as error:
+            except MeshwrightError as error:  # the others are prepared all the same
                 yield path, str(error)
 
 

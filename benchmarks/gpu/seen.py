@@ -67,6 +67,16 @@ def versions(text: str) -> dict[str, str]:
     return found
 
 
+def other_tracers(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What decides how a model is traced, and is of another version here than on the machine: a
+    plan that is prepared here may be of a model that the machine traces otherwise."""
+    return [
+        f"{name} {here[name]} here, {there[name]} there"
+        for name in ("torch", "transformers")
+        if there.get(name) and here[name].partition("+")[0] != there[name]
+    ]
+
+
 def wanted(pyproject: str) -> set[str]:
     """Names of the packages that a project asks for, its extras included."""
     project = tomllib.loads(pyproject)["project"]

@@ -232,6 +232,14 @@ def test_the_print_of_the_rivals_is_read():
     assert {claim.measured(facts) for claim in claims} == {2.0}
 
 
+def test_plans_are_prepared_with_what_traces_models_on_the_day():
+    """On 28 November 2026 a Llama was another model to torch 2.11 and transformers 5.17."""
+    there = {"torch": "2.11.0", "transformers": "5.17.0"}
+    assert not seen.other_tracers(there, {"torch": "2.11.0+cpu", "transformers": "5.17.0"})
+    found = seen.other_tracers(there, {"torch": "2.13.0+cpu", "transformers": "5.17.0"})
+    assert found == ["torch 2.13.0+cpu here, 2.11.0 there"]
+
+
 def test_what_is_there_is_not_carried_and_what_nobody_pins_is_said():
     pinned = {"pydantic": "2.14.3", "pydantic-core": "2.50.4", "psutil": "7.2.2", "pyyaml": "6.0.3"}
     modules = ["pydantic", "pydantic_core", "psutil", "yaml", "json"]
