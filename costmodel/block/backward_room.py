@@ -11,7 +11,6 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.rules import given
 from meshwright.ir.ops import facts
 
-
 _LINEAR = "aten.linear.default"
 
 
@@ -39,7 +38,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     steps = [step for step, _ in pairs]
     roots, most, freed, adding = _of_gradients(walk, ops), 0, 0, 0
     to_come = _gradients_to_come(walk, steps)
-    made_of = _Made(walk, steps)
+    made_of = _WeightGradients(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
     live, one_op = _Live(_entering(walk, left, roots), held=not _has_experts(steps)), 0
@@ -124,7 +123,7 @@ class _Live:
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
 
 
-class _Made:
+class _WeightGradients:
     """Gradients of parameters as ops make them. Those of one that several ops of the block read are
     added up before anything else has them: the first is there until the last."""
 
