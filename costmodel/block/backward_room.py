@@ -21,8 +21,9 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
-    adding: int
-    """More than `most` where what each op makes of them is added to those that are there."""
+    adding: int | None
+    """More than `most` where what each op makes of them is added to those that are there; None for
+    experts, whose operator has most inside before it makes them."""
     at: float
     """Share of the backward's time after which there is that much."""
     one_op: int
@@ -38,10 +39,11 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     steps = [step for step, _ in pairs]
     roots, most, freed, adding = _of_gradients(walk, ops), 0, 0, 0
     to_come = _gradients_to_come(walk, steps)
-    made_of = _MadeOf(walk, steps)
+    made_of = _WeightGradients(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    live, one_op = _Live(_entering(walk, left, roots), held=not _has_experts(steps)), 0
+    experts = _has_experts(steps)
+    live, one_op = _Live(_entering(walk, left, roots), held=not experts), 0
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
@@ -80,7 +82,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             made_of.waits(step)
         else:
             freed += freed_by[number]
-    return Room(most, growing, adding - most, at, one_op)
+    return Room(most, growing, None if experts else adding - most, at, one_op)
 
 
 class _Live:
@@ -123,7 +125,7 @@ class _Live:
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
 
 
-class _MadeOf:
+class _WeightGradients:
     """Gradients of parameters as ops make them. Those of one that several ops of the block read are
     added up before anything else has them: the first is there until the last."""
 

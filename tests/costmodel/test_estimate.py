@@ -45,9 +45,10 @@ def test_one_rank() -> None:
     assert memory.parameters_bytes == memory.gradients_bytes == PARAMS
     assert memory.optimizer_bytes == 2 * PARAMS
     # The second backward begins: all gradients are there, and of one micro-batch x1 to x3, and h
-    # and g of four layers. A new gradient of one weight is added to the old one.
+    # and g of four layers. A new gradient of one weight is added to the old one, as those of what
+    # the product read and made are there.
     assert memory.activations_bytes == 4 * 4 * (3 * WIDTH + 8 * HIDDEN)
-    assert memory.workspace_bytes == 4 * 4 * HIDDEN + WIDTH * HIDDEN * 4
+    assert memory.workspace_bytes == 4 * 4 * (HIDDEN + WIDTH) + WIDTH * HIDDEN * 4
     assert memory.inputs_bytes == BATCH * WIDTH * 4
     assert found.peak_bytes == memory.used_bytes == memory.tensor_bytes
     assert memory.total_bytes - memory.used_bytes == CLUSTER.device(0).reserved_bytes
