@@ -37,7 +37,7 @@ IGNORED = ("-u", "-B", "-Xfrozen_modules=off")
 READ_ONCE = ("TRITON_INTERPRET", "PYTHONHASHSEED")
 """Variables that are read while modules are loaded: a command that has one is no fork."""
 LOADED = (
-    *IMPORTED, "transformers.models.gpt2.modeling_gpt2", "matplotlib.pyplot", "ipykernel.kernelapp",
+    *IMPORTED, "transformers.models.gpt2.modeling_gpt2",
     "meshwright.cli.run", "meshwright.cli.search",
 )  # fmt: skip
 MOST_BYTES = 2**20
@@ -167,6 +167,8 @@ def _become(
     sys.executable = str(folder / "python")
     sys.warnoptions[:] = filter(None, environment.get("PYTHONWARNINGS", "").split(","))
     importlib.reload(warnings)  # pytest keeps them to itself
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        del sys.modules[name]  # whether pictures are shown is settled when it is loaded
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     try:
