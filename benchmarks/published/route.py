@@ -144,7 +144,7 @@ def _as_run(problem: Problem, row: Row, plan: Plan) -> Plan:
     """The plan whose layers keep what a row's recomputation of parts of layers does, and whose
     pipeline is as often empty."""
     of_layer = {"op": per_op, "core": core}.get(recompute_mode(row.recompute)[0])
-    rounds = max(1, row.microbatches * row.mbs // row.lbs) if row.parallel.pp > 1 else 1
+    rounds = row.microbatches * row.mbs // row.lbs if row.lbs and row.parallel.pp > 1 else 1
     if of_layer is None and rounds == 1:
         return plan
     if rounds > 1:

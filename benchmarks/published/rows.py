@@ -60,14 +60,14 @@ class Row:
     parallel: Parallel
     gbs: int
     mbs: int
-    lbs: int
-    """Samples of a replica after which its pipeline is empty."""
     seq: int
     precision: str
     recompute: str
     compiled: bool
     revised: bool
     """Run with the newer of two versions of the stack that a table mixes: pipelines and reruns."""
+    lbs: int = 0
+    """Samples of a replica after which its pipeline is empty; 0: all of a step."""
     early: bool = False
     """A pipeline of nanotron before its fix: 4 to 50 times too slow, as sends and receives wait."""
     step_s: float | None
@@ -183,7 +183,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         parallel=parallel,
         gbs=gbs,
         mbs=mbs,
-        lbs=_count(batch, "lbs") or gbs,
+        lbs=_count(batch, "lbs"),
         seq=seq,
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),

@@ -298,7 +298,10 @@ class BackwardGradients:
             self.moving += self._beside
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
-            self.gradients -= self.gradients - self._awaiting(index) if self._every else gone
+            if self._every:
+                self.gradients = self._awaiting(index) if self._group.tied else 0
+            else:
+                self.gradients -= gone
             if self._besides and (more := self._shares(self._besides, nbytes)):
                 # While an owner waits for all of it, another rank's part is there.
                 self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole

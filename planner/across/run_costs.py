@@ -423,9 +423,10 @@ class RunCosts:
 
 def _growing(costs: Sequence[BlockCost]) -> Matrix:
     """Most beside what all blocks of a run saved, of which those behind a block are gone when its
-    backward runs."""
+    backward runs; at first it has what it was given."""
     saved = np.cumsum([0, *(cost.saved_bytes for cost in costs)])
-    most = [c.backward_bytes - c.late_bytes + n for c, n in zip(costs, saved[1:], strict=True)]
+    alone = [max(c.backward_bytes - c.late_bytes, c.given_bytes) for c in costs]
+    most = [own + n for own, n in zip(alone, saved[1:], strict=True)]
     found: Matrix = np.maximum(0.0, highest(most) - saved)
     return found
 

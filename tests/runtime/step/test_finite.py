@@ -94,7 +94,9 @@ def policies(folder):
     found["norm"] = refusal(job.step, data())
     found["kept"] = all(torch.equal(x, before[n]) for n, x in full_state(job).items())
     # Parameters that a step has ruined are said at the next.
-    job = compile_job(Net(), plan, graph=graph_of(plan), optimizer="sgd", lr=float("inf"))
+    job = compile_job(Net(), plan, graph=graph_of(plan), optimizer="sgd", lr=0.1)
+    for group in job.optimizer.param_groups:
+        group["lr"] = float("inf")
     job.step(data())
     found["parameters"] = refusal(job.step, data())
     try:
