@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from traceback import FrameSummary, StackSummary
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -18,7 +17,8 @@ from torch.fx import _lazy_graph_module, proxy
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.ir.torch_private import is_fake, storage_key, wraps_tensors
+from meshwright.ir.torch_private import is_fake
+from meshwright.ir.watched_sums import Sums
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
@@ -76,9 +76,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seen: Callable[[list[Tensor]], None], opened: Opened) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen, self._opened = seen, opened
-        self._of_own = _uses_of_own()
-        self._made_by: dict[int, int] = {}
-        """Memory made in a backward -> the node that made it, by its number."""
+        self._sums = Sums()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -89,75 +87,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 result = opened(*args, **(kwargs or {}))
         else:
-            if func is _SUM and self._is_own(args[0]) and self._is_autograds(*args):
-                func = _SUM_IN_PLACE
+            func = self._sums.as_unwatched(func, args)
             result = func(*args, **(kwargs or {}))
         made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        if func is not _SUM_IN_PLACE and (node := _node()) is not None:
-            for x in made:
-                if not wraps_tensors(x):
-                    self._made_by[storage_key(x)] = node._sequence_nr()
+        self._sums.note(func, made)
         self._seen(made)
         return result
-
-    def _is_own(self, x: Any) -> bool:
-        return not wraps_tensors(x) and _uses(x) == self._of_own
-
-    def _is_autograds(self, first: Tensor, second: Any, *_: Any) -> bool:
-        """Whether autograd, if nobody watched, would add a second gradient of a value to the first,
-        as it does where nobody else has that; under a mode it makes a third tensor."""
-        node = _node()
-        if node is None or not isinstance(second, Tensor) or torch.is_grad_enabled():
-            return False
-        if (first.shape, first.dtype) != (second.shape, second.dtype):
-            return False  # a sum of somebody's own, whose result may be another kind of tensor
-        if not torch.ops.aten.is_non_overlapping_and_dense.default(first):
-            return False
-        by, number = self._made_by.get(storage_key(first)), node._sequence_nr()
-        # Two that one node has made: its own sum, unless it has two gradients for one value.
-        return by != number or len(set(node.next_functions)) < len(node.next_functions)
-
-
-_SUM, _SUM_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
-
-
-def _node() -> Any:
-    """The node of autograd that runs, or whose gradients are handed on; None outside a backward."""
-    private: Any = torch._C
-    return private._current_autograd_node() if private._current_graph_task_id() != -1 else None
-
-
-def _uses(x: Any) -> tuple[int, int, int]:
-    """How many have the tensor, its memory, and its Python object."""
-    private: Any = torch._C
-    of_memory = private._storage_Use_Count(x.untyped_storage()._cdata)
-    return x._use_count(), of_memory, sys.getrefcount(x)
-
-
-class _UsesOfSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[tuple[int, int, int]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is _SUM and _node() is not None:
-            self._note(args[0])
-        return func(*args, **(kwargs or {}))
-
-    def _note(self, x: Any) -> None:  # from as deep as a watch looks
-        self.found.append(_uses(x))
-
-
-@cache
-def _uses_of_own() -> tuple[int, int, int]:
-    """Uses, as a mode finds them, of a gradient that nobody but autograd has."""
-    probe = _UsesOfSums()
-    with torch.inference_mode(False), torch.enable_grad(), probe:
-        x = torch.ones(2, requires_grad=True)
-        torch.autograd.backward([x.sin() + x.cos()], [torch.ones(2)])
-    return probe.found[0]
 
 
 def watching(

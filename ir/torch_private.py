@@ -118,6 +118,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key_of(tensor.untyped_storage())
 
 
+def backward_node() -> Any:
+    """The node of autograd that runs, or whose gradients are handed on; None outside a backward."""
+    inside = torch._C._current_graph_task_id() != -1
+    return torch._C._current_autograd_node() if inside else None
+
+
+def uses(tensor: Any) -> tuple[int, int]:
+    """How many have the tensor, and its memory, on torch's side."""
+    return tensor._use_count(), torch._C._storage_Use_Count(key_of(tensor.untyped_storage()))
+
+
 def key_of(storage: torch.UntypedStorage) -> int:
     """What tells a storage, real or fake, from all others that are there."""
     return int(storage._cdata)

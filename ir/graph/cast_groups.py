@@ -119,9 +119,7 @@ def cast_rows(rows: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
     return made, back
 
 
-def cast_rows_into(
-    rows: Tensor, made: Tensor, back: Tensor, given: Tensor | None = None
-) -> None:  # fmt: skip
+def cast_rows_into(rows: Tensor, made: Tensor, back: Tensor, given: Tensor | None = None) -> None:
     """Writes the same into `made` [r, c] and `back` [r] or [r, 1], whose rows may lie apart."""
     count, columns = rows.shape
     rows = rows if rows.stride(1) == 1 else rows.contiguous()

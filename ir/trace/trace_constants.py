@@ -37,7 +37,7 @@ from meshwright.ir.trace.hooks import Unhooked
 Tensor = torch.Tensor
 LARGEST = 1 << 24
 """Elements of a tensor that is made again."""
-_EXPORT = tuple(str(Path(torch.__file__).parent / name) for name in ("export", "_subclasses"))
+_EXPORT = tuple(f"{Path(torch.__file__).parent / name}/" for name in ("export", "_subclasses"))
 """Where torch's export is written."""
 _READS = frozenset(
     [

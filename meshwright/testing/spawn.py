@@ -1,6 +1,7 @@
 """Runs a function on several forked ranks over Gloo, for tests."""
 
 import ctypes
+import faulthandler
 import multiprocessing
 import pickle
 import signal
@@ -48,7 +49,7 @@ def run_ranks(
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(rank, world_size, store, init, writer, function, args),
+                args=(rank, world_size, store, init, writer, timeout_s, function, args),
                 daemon=True,
             )
             process.start()
@@ -79,12 +80,15 @@ def _rank_main(
     store: str,
     init: bool,
     writer: Connection,
+    timeout_s: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     # A parent that is killed takes its ranks along.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
+    # A rank that hangs says where, before it is killed.
+    faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     try:
         if init:
             dist.init_process_group(

@@ -27,6 +27,10 @@ def _kill():
     time.sleep(60)
 
 
+def _sleep():
+    time.sleep(60)
+
+
 def test_results_come_back():
     for value in run_ranks(3, _sum):
         assert value.tolist() == [3.0, 3.0, 3.0]
@@ -42,6 +46,8 @@ def test_a_killed_rank_is_named():
         run_ranks(2, _kill)
 
 
-def test_a_hanging_rank_is_stopped():
+def test_a_hanging_rank_is_stopped(capfd):
+    """And says where it hangs."""
     with pytest.raises(RankFailed, match="still running after 1 s"):
-        run_ranks(2, time.sleep, 60, timeout_s=1.0)
+        run_ranks(2, _sleep, timeout_s=1.0)
+    assert capfd.readouterr().err.count("in _sleep") == 2
