@@ -1,14 +1,18 @@
-"""Memory of a plan for one process on a CPU, beside what its tensors hold."""
+"""Memory of a plan for processes on a CPU, beside what their tensors hold."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.peaks import peak_of
+from meshwright.testing.spawn import run_ranks
 
 
 def told_of_held(
@@ -16,12 +20,36 @@ def told_of_held(
     microbatches: int = 1,
 ) -> float:  # fmt: skip
     """Predicted over tracked bytes at the peak of a step."""
+    plan = _plan(model, data, precision, optimizer, num_microbatches=microbatches)
+    return _told(plan, 0) / _held(model, plan, data)
+
+
+def told_of_pipeline(
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, **choice: Any
+) -> list[float]:
+    """The same of each of two ranks, which are two stages."""
+    plan = _plan(model, data, precision, "sgd", pp=2, **choice)
+    held = run_ranks(2, _held, model, plan, data)
+    return [_told(plan, rank) / nbytes for rank, nbytes in enumerate(held)]
+
+
+def _plan(
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, optimizer: str, **choice: Any
+) -> Plan:
     torch.manual_seed(0)
     traced = trace(model, data, precision=precision)
-    made = make_problem(traced, Cluster.local(1), precision=precision, optimizer=optimizer)
-    plan = build_plan(made, uniform_choice(made, num_microbatches=microbatches))
-    job = compile_job(
-        model, plan, optimizer=optimizer, device="cpu", check=False, example_inputs=data
-    )  # fmt: skip
+    cluster = Cluster.local(choice.get("pp", 1))
+    made = make_problem(traced, cluster, precision=precision, optimizer=optimizer)
+    return build_plan(made, uniform_choice(made, **choice))
+
+
+def _told(plan: Plan, stage: int) -> int:
     assert plan.predicted is not None
-    return plan.predicted.stages[0].memory.tensor_bytes / peak_of(job, data)
+    return plan.predicted.stages[stage].memory.tensor_bytes
+
+
+def _held(model: nn.Module, plan: Plan, data: tuple[Tensor, ...]) -> int:
+    job = compile_job(
+        model, plan, optimizer=plan.optimizer, device="cpu", check=False, example_inputs=data
+    )  # fmt: skip
+    return peak_of(job, data)

@@ -16,16 +16,19 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 import meshwright as mw
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.experts import EXPERTS_TARGET
-from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import Plan, model_mesh
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.double import all_double
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import VOCAB, ModelCase, tokens
+from meshwright.testing.spawn import run_ranks
 from tests.codegen.quick import QUICK
 from tests.traces import zoo_graph
 
@@ -152,3 +155,40 @@ def test_equal_to_one_process(case: ModelCase, meshes: list[dict[str, int]]) -> 
             assert cut and all(len(halves.cuts) == 1 for halves in cut)
             assert sum("linear" in name for name in shared) >= 3, shared  # of a shared expert
     assert all(one.worst_of_both <= 1e-9 for one in found), found
+
+
+def _in_8_bits(op: Op) -> Op:
+    if op.target != EXPERTS_TARGET:
+        return op
+    form = f"{op.arg('form') or ''} narrow_tokens".strip()
+    return replace(op, args=tuple({**dict(op.args), "form": form}.items()))
+
+
+def _ends(plans: list[Plan], graph: Graph) -> list[dict[str, torch.Tensor]]:
+    """Of a job of each plan, all parameters after two steps."""
+    found = []
+    for plan in plans:
+        with all_double():
+            model = CASES[0][0].model()
+        job = compile_job(
+            model, plan, optimizer="sgd", lr=0.1, device="cpu", check=False, graph=graph
+        )
+        for _ in range(2):
+            job.step(CASES[0][0].example())
+        found.append(full_state(job))
+        job.close()
+    return found
+
+
+def test_tokens_in_8_bits_travel_so_beside_other_work_too() -> None:
+    """Rounding once, as one process does, or on each way: the same numbers."""
+    with all_double():
+        graph = zoo_graph(CASES[0][0])
+        narrow = replace(graph, ops=tuple(map(_in_8_bits, graph.ops)), fingerprint="narrow")
+        plans = [_plan(narrow, {"ep": 4}), _plan(narrow, {"ep": 4}, beside=True)]
+        wide = _plan(graph, {"ep": 4})
+    plain = run_ranks(4, _ends, [wide], graph)[0][0]
+    one, beside = run_ranks(4, _ends, plans, narrow)[0]
+    for name, value in one.items():
+        assert torch.allclose(beside[name], value, rtol=0, atol=1e-12), name
+    assert max(float((plain[name] - one[name]).abs().max()) for name in one) > 1e-6
