@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from meshwright.ir.garbage import FEWER_OBJECTS
+from tests import both_ends
 from tests.huge_pages import use_huge_pages
 from tests.sampled import ALL_CASES, picked
 
@@ -53,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(both_ends)
     if config.getoption("--all-cases"):
         os.environ[ALL_CASES] = "1"
 
