@@ -31,6 +31,7 @@ _ALL = MemoryCap(nbytes=2**60)
 
 def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     """The error to raise for a problem that `solve` found no plan for."""
+    solve = _once(solve)
     free = solve(replace(problem, constraints=())) if problem.constraints else outcome
     if free.best is None:
         return Infeasible(_too_large(problem, free) + _without_headroom(problem, (), solve))
@@ -41,6 +42,20 @@ def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     lines += [_relaxed(problem, conflict, item, solve) for item in conflict if not _because(item)]
     text = "; ".join(line for line in lines if line)
     return Infeasible(text + _without_headroom(problem, conflict, solve))
+
+
+def _once(solve: Solve) -> Solve:
+    """Solves what differs in nothing but pins and objective once: that a pin is in conflict and
+    what it would have to be are said by the same search."""
+    known: dict[tuple[tuple[Constraint, ...], str], RunOutcome] = {}
+
+    def found(problem: Problem) -> RunOutcome:
+        asked = (problem.constraints, problem.objective)
+        if asked not in known:
+            known[asked] = solve(problem)
+        return known[asked]
+
+    return found
 
 
 def _because(item: Constraint) -> str:

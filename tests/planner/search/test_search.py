@@ -19,8 +19,9 @@ from meshwright.ir.plan.show import to_text
 from meshwright.planner.pins.decisions import Scope
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
-from meshwright.planner.search.infeasible import plain_reason
-from meshwright.planner.search.offers import Offer
+from meshwright.planner.search.found import SearchLog
+from meshwright.planner.search.infeasible import explain, plain_reason
+from meshwright.planner.search.offers import Offer, find_searcher
 from meshwright.planner.search.search import search, search_problem
 from meshwright.planner.search.take import run
 from tests.planner.problems import cluster, mlp, problem, traced
@@ -172,6 +173,19 @@ def test_conflicts_are_minimal_and_come_with_a_way_out() -> None:
     assert "gpipe" not in text
     assert "without 'pp=2': pp=1" in text and "without 'tp=2': tp=1" in text
     assert "needs as many devices" not in text  # there are two
+
+
+def test_a_conflict_is_explained_by_one_search_for_each_set_of_pins() -> None:
+    asked = problem(mlp(2), cluster(2), constraints=("tp=2", "pp=2"))
+    seen: list[tuple[str, ...]] = []
+
+    def solve(relaxed: Problem) -> SearchLog:
+        seen.append(tuple(map(str, relaxed.constraints)))
+        return run(relaxed, find_searcher("exhaustive")(relaxed))
+
+    said = str(explain(asked, run(asked, iter(())), solve))
+    assert "without 'pp=2': pp=1" in said and "without 'tp=2': tp=1" in said
+    assert sorted(seen) == [(), ("pp=2",), ("tp=2",)]
 
 
 def test_the_nearest_memory_cap_is_one_that_works() -> None:
