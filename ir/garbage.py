@@ -13,6 +13,23 @@ _asked: list[int] = []
 """By each `rare_collections` that is under way, in whichever thread."""
 _usual = gc.get_threshold()
 """What was set outside of them all."""
+_kept = False
+"""Whether `keep_aside` was called: how much is set aside is found out by going through it."""
+
+
+def keep_aside() -> None:
+    """Has no collection go through what is there by now, until `take_back`."""
+    global _kept
+    gc.collect()
+    gc.freeze()
+    _kept = True
+
+
+def take_back() -> None:
+    """Ends `keep_aside`."""
+    global _kept
+    gc.unfreeze()
+    _kept = False
 
 
 @contextmanager
@@ -25,7 +42,7 @@ def rare_collections(objects: int = OBJECTS, *, set_aside: bool = False) -> Iter
         _usual = gc.get_threshold()
     _asked.append(objects)
     _collect_for(_asked)
-    frozen = set_aside and not gc.get_freeze_count()
+    frozen = set_aside and not _kept and not gc.get_freeze_count()
     if frozen:  # else a caller has, and what is his stays as it is
         gc.freeze()
     try:

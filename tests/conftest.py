@@ -1,5 +1,6 @@
 """Settings that every test needs."""
 
+import atexit
 import gc
 import os
 import tempfile
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from meshwright.ir.garbage import FEWER_OBJECTS
+from meshwright.ir.garbage import FEWER_OBJECTS, keep_aside, take_back
 from tests import both_ends
 from tests.huge_pages import use_huge_pages
 from tests.sampled import ALL_CASES, picked
@@ -69,13 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What collection made stays: nobody looks through it again, and forked ranks share its memory
     with this process as nobody writes there."""
-    gc.collect()
-    gc.freeze()
+    keep_aside()
+    # Else libraries complain, at the end, of what they still have. Not before: pytest's last act is
+    # to collect garbage five times.
+    atexit.register(take_back)
     use_huge_pages()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else libraries complain, at the end, of what they still have
 
 
 def _leave_out_cases(config: pytest.Config, items: list[pytest.Item]) -> None:

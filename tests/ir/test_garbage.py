@@ -8,7 +8,14 @@ import pytest
 from torch import nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.garbage import FEWER_OBJECTS, OBJECTS, rare_collections, usual_collections
+from meshwright.ir.garbage import (
+    FEWER_OBJECTS,
+    OBJECTS,
+    keep_aside,
+    rare_collections,
+    take_back,
+    usual_collections,
+)
 from meshwright.runtime.job.compile import compile as compile_job
 
 
@@ -62,7 +69,7 @@ class Ring:
 
 
 def test_what_was_there_before_is_set_aside() -> None:
-    gc.unfreeze()
+    take_back()  # what conftest has set aside
     try:
         before = weakref.ref(Ring())
         with rare_collections(set_aside=True):
@@ -79,4 +86,21 @@ def test_what_was_there_before_is_set_aside() -> None:
         gc.collect()
         assert before() is not None, "it stays as the caller has it"
     finally:
-        gc.freeze()
+        keep_aside()
+
+
+def test_what_is_kept_aside_is_not_counted_for_each_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back()
+    try:
+        garbage, ring = weakref.ref(Ring()), Ring()
+        keep_aside()
+        assert garbage() is None
+        monkeypatch.delattr(gc, "get_freeze_count")
+        with rare_collections(set_aside=True):
+            pass
+        kept = weakref.ref(ring)
+        del ring
+        gc.collect()
+        assert kept() is not None
+    finally:
+        keep_aside()
