@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from meshwright.ir.interpreter import read_ends_of_loops
 from meshwright.ir.placed.peers import MOST_WIDTH
 
 # Triton asks to be told; products and sums of one expression may be one instruction.
@@ -22,6 +23,8 @@ except ImportError:  # an extra: without it all calls take torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton runs kernels on the CPU, slowly, to test them."""
+if INTERPRETED and triton is not None:
+    read_ends_of_loops()
 Call = tuple[str, str]
 """A kernel, and why it was not Triton's but torch's operators; "" if it was Triton's."""
 TAKEN: Counter[Call] = Counter()

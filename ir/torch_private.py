@@ -198,30 +198,6 @@ def write_signal(signals: Tensor, index: int) -> None:
     _SymmetricMemory.stream_write_value32(signals, index, 1)
 
 
-def flash_on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention of [b, h, l, e] without a matrix of scores, and per query the logarithm of the sum
-    of their exponentials. Causal: query i sees the keys up to i."""
-    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, scale=scale
-    )
-    return out, total
-
-
-def flash_on_cpu_backward(
-    grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], out: Tensor, total: Tensor, causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values; `out` and `total` may be those of more keys."""
-    found: tuple[Tensor, Tensor, Tensor] = (
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, *inputs, out, total, 0.0, causal, scale=scale
-        )
-    )
-    return found
-
-
 def safe_softmax(scores: Tensor) -> Tensor:
     """Softmax along the last dim; zeros where all scores are -inf."""
     made: Tensor = torch.ops.aten._safe_softmax.default(scores, -1)

@@ -115,8 +115,8 @@ def wide(x: Tensor) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> PartialAttention:
     """Attention to these keys alone."""
-    if visible.is_plain and fused.fits(query, key, value):
-        causal = visible.first is not None
+    causal = visible.first is not None
+    if visible.is_plain and fused.fits(query, key, value, causal):
         return PartialAttention(*map(wide, fused.forward(query, key, value, causal, visible.scale)))
     query, key, value = wide(query), wide(key), wide(value)
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -169,11 +169,11 @@ def attend_backward(
     wants_mask: bool,
 ) -> Gradients:
     """What these keys add to the gradients."""
-    if visible.is_plain and fused.fits(query, key, value):
+    causal = visible.first is not None
+    if visible.is_plain and fused.fits(query, key, value, causal):
         found = fused.backward(
-            known.grad, (query, key, value), known.out, known.total, visible.first is not None,
-            visible.scale,
-        )  # fmt: skip
+            known.grad, (query, key, value), known.out, known.total, causal, visible.scale
+        )
         to_query, to_key, to_value = map(wide, found)
         return Gradients(to_query, to_key, to_value, None)
     inputs = wide(query), wide(key), wide(value)

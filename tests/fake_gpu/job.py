@@ -35,6 +35,7 @@ from meshwright.runtime.step.updates import FormOptimizer
 from tests.fake_gpu.streams import FakeEvent, FakeStream, Streams, on_its_own_stream
 
 GPU = torch.device("cuda", 0)
+CAPABILITY = (9, 0)
 _READS = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal")
 _COPIES = ("aten._to_copy", "aten.copy_")
 _COLLECTIVES = (
@@ -156,6 +157,7 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
         patch.object(torch.cuda, "stream", lambda x: streams.on(x.number)),
         patch.object(torch.cuda, "current_stream", stream.current),
         patch.object(torch.cuda, "synchronize", waited),
+        patch.object(torch.cuda, "get_device_capability", lambda _: CAPABILITY),
         patch.object(Tensor, "__float__", lambda x: waits.number(x), create=True),
         patch.object(Tensor, "record_stream", lambda x, at: streams.keep(
             [x], at.number, asked=True)),

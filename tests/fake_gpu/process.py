@@ -4,7 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from shutil import which
@@ -59,27 +59,39 @@ def waits_of(
 ) -> dict[str, Seen]:
     """By name, what is seen in `count` steps of the last rank of each job. `careless`: the one
     whose loop does what waits."""
-    folder = Path(mkdtemp())
     given = {name: (*job, count, name == careless) for name, job in planned.items()}
-    (folder / "planned.pickle").write_bytes(pickle.dumps(given))
+    found: dict[str, tuple[Any, ...]] = beside_guard(_waits, given, timeout_s=timeout_s)
+    return {name: Seen(*one) for name, one in found.items()}
+
+
+def _waits(planned: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    from tests.fake_gpu.job import steps
+
+    found = {}
+    for name, (plan, graph, count, careless) in planned.items():
+        waits = steps(plan, graph, plan.world_size - 1, count, careless=careless)
+        found[name] = waits.found, waits.late, waits.streams.races, waits.streams.late
+    return found
+
+
+def beside_guard(function: Callable[..., Any], *args: Any, timeout_s: float = 300.0) -> Any:
+    """What the function returns in a process that can have fake GPUs."""
+    folder = Path(mkdtemp())
+    (folder / _GIVEN).write_bytes(pickle.dumps((function, args)))
     subprocess.run(
         [sys.executable, "-m", "tests.fake_gpu.process", str(folder)],
         check=True, timeout=timeout_s, cwd=HERE.parents[1],
         env={**os.environ, "LD_PRELOAD": str(_guard())},
     )  # fmt: skip
-    found: dict[str, tuple[Any, ...]] = pickle.loads((folder / "waits.pickle").read_bytes())
-    return {name: Seen(*one) for name, one in found.items()}
+    return pickle.loads((folder / _RESULT).read_bytes())
+
+
+_GIVEN, _RESULT = "given.pickle", "result.pickle"
 
 
 def _main(folder: Path) -> None:
-    from tests.fake_gpu.job import steps
-
-    found = {}
-    planned = pickle.loads((folder / "planned.pickle").read_bytes())
-    for name, (plan, graph, count, careless) in planned.items():
-        waits = steps(plan, graph, plan.world_size - 1, count, careless=careless)
-        found[name] = waits.found, waits.late, waits.streams.races, waits.streams.late
-    (folder / "waits.pickle").write_bytes(pickle.dumps(found))
+    function, args = pickle.loads((folder / _GIVEN).read_bytes())
+    (folder / _RESULT).write_bytes(pickle.dumps(function(*args)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import meshwright as mw
+from meshwright.codegen.lower.lower import lower
 from meshwright.ir import launch
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
@@ -27,6 +28,7 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.nccl_rule import run_under_rule
 from meshwright.testing.plain import plain_step
+from meshwright.testing.ring_layouts import with_rings
 from meshwright.testing.spawn import alone, run_ranks
 from tests.gpu.devices import DEVICES
 from tests.runtime.joint_plans import MIDDLE, sequence_plan
@@ -36,7 +38,7 @@ STEPS, RATE = 2, 0.1
 CHOICES: dict[int, list[dict[str, Any]]] = {
     2: [
         {"tp": 2},
-        {"model": model_mesh({"cp": 2})},
+        {"model": model_mesh({"cp": 2})},  # attention on a ring
         {"pp": 2, "schedule": "gpipe", "num_microbatches": 2},
         {"dp_shard": 2, "zero": 1, "num_microbatches": 2},
         {"dp_shard": 2, "zero": 3, "recompute": "full"},
@@ -49,6 +51,21 @@ CHOICES: dict[int, list[dict[str, Any]]] = {
 }
 
 
+def _has_ring(plan: Plan) -> bool:
+    return plan.stages[0].mesh.get("cp", 1) > 1
+
+
+def test_attention_on_two_ranks_goes_round() -> None:
+    graph = zoo_graph(CASES["llama"], 8)
+    problem = make_problem(graph, mw.Cluster.local(2), precision="fp64", optimizer="adam")
+    plans = [
+        build_plan(problem, uniform_choice(problem, **choice), predict=False)
+        for choice in CHOICES[2]
+    ]
+    (ring,) = [with_rings(one, graph) for one in plans if _has_ring(one)]
+    assert any("ring_attention" in program.source for program in lower(graph, ring, 0))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("ranks", CHOICES)
 @pytest.mark.parametrize("device", DEVICES)
@@ -57,10 +74,11 @@ def test_jobs_of_several_ranks_equal_one_process(device: str, ranks: int) -> Non
     case = CASES["llama"]
     graph = zoo_graph(case, 8)
     problem = make_problem(graph, mw.Cluster.local(ranks), precision="fp64", optimizer="adam")
-    planned = [
-        (build_plan(problem, uniform_choice(problem, **choice), predict=False), graph)
+    plans = [
+        build_plan(problem, uniform_choice(problem, **choice), predict=False)
         for choice in CHOICES[ranks]
     ]
+    planned = [(with_rings(one, graph) if _has_ring(one) else one, graph) for one in plans]
     found = check_each_equal(case, planned, steps=STEPS, run=run_under_rule, device=device)
     for choice, difference in zip(CHOICES[ranks], found, strict=True):
         assert difference.worst_of_both <= 1e-9, f"{choice}: {difference}"

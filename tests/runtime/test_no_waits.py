@@ -12,10 +12,11 @@ import torch
 import meshwright as mw
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import used
-from meshwright.ir.plan.plan import FormChoice
+from meshwright.ir.plan.plan import FormChoice, model_mesh
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
+from meshwright.testing.ring_layouts import with_rings
 from tests import equal_plans
 from tests.equal_plans import Case
 from tests.fake_gpu import process
@@ -31,13 +32,14 @@ PLANS = {
     "zero2": Case(2, {"dp_shard": 2, "zero": 2, "num_microbatches": 2}),
     "zero3": Case(2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2, "recompute": "full"}),
     "tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2}),
+    "cp2": Case(2, {"model": model_mesh({"cp": 2})}),
     "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
                                   "schedule": "zero_bubble"}),
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2": ("gpt2", "fp32", "adamw", (), [*PLANS]),
     "gpt2 kernels": ("gpt2", "bf16", "sgd", KERNELS, ["dp", "zero1"]),
-    "llama": ("llama", "bf16", "adamw", (), ["zero3", "tp2_pp2"]),
+    "llama": ("llama", "bf16", "adamw", (), ["zero3", "tp2_pp2", "cp2"]),
     "gpt2 fp16": ("gpt2", "fp16", "adamw", (), ["zero1"]),
     "llama kernels": ("llama", "bf16", "adamw", KERNELS, ["zero1", "zero2", "tp2_pp2"]),
 }
@@ -59,6 +61,7 @@ def planned(
         cluster = mw.Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=kind.world)
         problem = make_problem(graph, cluster, precision=precision, optimizer=optimizer)
         plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
+        plan = with_rings(plan, graph) if "cp" in plan.stages[0].mesh else plan
         found[name] = replace(plan, max_grad_norm=1.0), graph
     return found
 

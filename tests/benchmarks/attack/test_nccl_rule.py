@@ -15,10 +15,12 @@ from benchmarks.attack.schedules import (
     distinct,
     pipeline,
     pipelines,
+    planned_traced,
     train_all,
     train_crossings,
     train_traced,
 )
+from meshwright.codegen.lower.lower import lower
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule
 from meshwright.runtime.job.job import Job
 from meshwright.testing import nccl_rule
@@ -46,8 +48,12 @@ def test_stages_that_differ_in_tensor_parallelism_end_too() -> None:
         assert difference.worst_of_both <= 1e-9, f"{one}: {difference}"
 
 
-@pytest.mark.parametrize("one", TRACED[:2], ids=str)
-def test_rings_and_experts_beside_messages_end_too(one: Traced) -> None:
+@pytest.mark.parametrize(
+    ("one", "sends"), zip(TRACED[:2], ("ring_attention", "routed_experts"), strict=True), ids=str
+)
+def test_rings_and_experts_beside_messages_end_too(one: Traced, sends: str) -> None:
+    plan, graph = planned_traced(one)
+    assert any(sends in program.source for program in lower(graph, plan, 0))
     difference = train_traced(one)
     assert difference.worst_of_both <= 1e-9, str(difference)
 
