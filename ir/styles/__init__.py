@@ -76,6 +76,10 @@ class Style:
     experts_cpu_s: tuple[float, float] = (0.0, 0.0)
     """What the CPU takes for a layer of experts on GPUs, forward and backward, beside its operators
     as counted here: routers of many small ones, modules' own Python, and waits for counts."""
+    experts_wait: bool = False
+    """In each forward of experts the CPU waits until the device has counted what comes, and only
+    then launches what follows: the queue is empty, so that its part of the forward comes on top of
+    the device's time instead of beside it."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     vocab_multiple: int = 1
