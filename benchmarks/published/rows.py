@@ -70,6 +70,8 @@ class Row:
     """Samples of a replica after which its pipeline is empty; 0: all of a step."""
     graphs: str = ""
     """What of a layer is in CUDA graphs, where experts are not."""
+    beside: bool = False
+    """Tokens travel beside the work of another micro-batch."""
     padded: bool = False
     """Experts have as many tokens as their capacity: others are dropped, or zeros added."""
     early: bool = False
@@ -189,6 +191,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         mbs=mbs,
         lbs=_count(batch, "lbs"),
         graphs=str(raw.get("graphs") or ""),
+        beside=bool(raw.get("moe_a2a_overlap")),
         padded=bool(raw.get("padded")),
         seq=seq,
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),

@@ -99,6 +99,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="internevo-fsdp")
     if stack is _MEGATRON and row.parallel.sp:
         return replace(stack, style="megatron-2022-sequence")
+    if stack in (_NEMO, _FLEX) and row.beside:
+        return replace(stack, style=f"{stack.style}-beside")
     if stack is _FLEX and row.graphs:
         return replace(stack, style=_GRAPHS[row.graphs])
     if stack is _NEMO and row.shape.latent and "25.05" in row.system.split(row.table)[0]:

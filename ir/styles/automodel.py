@@ -22,6 +22,6 @@ STYLE = replace(
     stepped="bfloat16",
     memory=replace(FSDP.memory, gathers_rest=False, loss_hole_bytes=0, kept_output_bytes=0),
     kernels=("rms_norm", "swiglu", "rotary", "route"),
-    reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, examples/llm_benchmark; "
-    "deepseek-ai/DeepEP, docs/legacy.md: an implicit CPU wait inside of dispatch",
+    reference="NVIDIA-NeMo/Automodel 36044ad: docs/performance-summary.mdx, "
+    "examples/llm_benchmark; deepseek-ai/DeepEP, docs/legacy.md: an implicit CPU wait of dispatch",
 )
