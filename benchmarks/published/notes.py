@@ -43,9 +43,11 @@ LOG = """\
   parallelism have other experts, not parts of one, experts lie on `ep` and `tp` together. How often
   a token travels is part of the style (`Style.token_to`), and so is what putting tokens into order,
   gates and bringing tokens back take beside the products (`Style.fused_experts`). Experts that are
-  not gated have no place in these models: left out. An all-to-all beside another micro-batch's work
-  (Megatron's `moe_a2a_overlap`) is not priced, and neither is a pipeline that empties between local
-  batches (AutoModel's Kimi K2 and its DeepSeek-V3 on 1,024 GPUs).
+  not gated have no place in these models: left out. Of all-to-alls beside another micro-batch's
+  work (Megatron's `moe_a2a_overlap`) the same share is hidden in every layout
+  (`Style.travel_shown`), and layers that predict a second token ahead (DeepSeek-V3's, in Megatron
+  Bridge) are not there. Layers of experts in part of CUDA graphs are those of a style, not of
+  `capture`.
 - Vocabularies are padded as Megatron pads them, to multiples of 128 times the ranks of tensor
   parallelism; without that a shard of BLOOM's, whose tokenizer has 250,680 words (pull request 30
   of bigscience-workshop/bigscience), has an odd number of rows.

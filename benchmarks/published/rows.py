@@ -68,6 +68,12 @@ class Row:
     """Run with the newer of two versions of the stack that a table mixes: pipelines and reruns."""
     lbs: int = 0
     """Samples of a replica after which its pipeline is empty; 0: all of a step."""
+    graphs: str = ""
+    """What of a layer is in CUDA graphs, where experts are not."""
+    beside: bool = False
+    """Tokens travel beside the work of another micro-batch."""
+    padded: bool = False
+    """Experts have as many tokens as their capacity: others are dropped, or zeros added."""
     early: bool = False
     """A pipeline of nanotron before its fix: 4 to 50 times too slow, as sends and receives wait."""
     step_s: float | None
@@ -184,6 +190,9 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         gbs=gbs,
         mbs=mbs,
         lbs=_count(batch, "lbs"),
+        graphs=str(raw.get("graphs") or ""),
+        beside=bool(raw.get("moe_a2a_overlap")),
+        padded=bool(raw.get("padded")),
         seq=seq,
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),

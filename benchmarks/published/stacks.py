@@ -37,6 +37,9 @@ _ASYNC = {"torchtitan-compiled": "torchtitan-async", "torchtitan-2024": "torchti
 _MEGATRON = Stack("megatron-2022", flash=False, dropout=0.1)
 _OLD_MEGATRON = replace(_MEGATRON, style="megatron-2021")
 _NEMO = Stack("nemo", sums_half=True)
+_FLEX = replace(_NEMO, style="nemo-flex")
+_GRAPHS = {"routers": "nemo-flex-routers", "attention and routers": "nemo-flex-graphs"}
+"""What a row's CUDA graphs hold, and the style."""
 _AUTOMODEL = Stack("automodel", keeps_gathered=True)
 _INTERNEVO = Stack("internevo", sums_half=True)  # configs/7B_sft.py: bf16 gradients
 _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
@@ -52,7 +55,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("sc21",), _OLD_MEGATRON),
     (("korthikanti", "selective recompute"), _MEGATRON),
     # Recipes of NeMo and Megatron Bridge: grad_reduce_in_fp32 = False (llama31_llm_pretrain.py).
-    (("deepep", "hybridep"), replace(_NEMO, style="nemo-flex")),
+    (("deepep", "hybridep"), _FLEX),
     (("nemo", "transformer engine", "megatron bridge"), _NEMO),
     (("megatron-core",), Stack("megatron")),
     (("bigscience", "bloom"), _BLOOM),
@@ -96,8 +99,14 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="internevo-fsdp")
     if stack is _MEGATRON and row.parallel.sp:
         return replace(stack, style="megatron-2022-sequence")
+    if stack in (_NEMO, _FLEX) and row.beside:
+        return replace(stack, style=f"{stack.style}-beside")
+    if stack is _FLEX and row.graphs:
+        return replace(stack, style=_GRAPHS[row.graphs])
     if stack is _NEMO and row.shape.latent and "25.05" in row.system.split(row.table)[0]:
         return replace(stack, style="nemo-latent-2025", flash=_trains_latent(row.gpu))
+    if stack is _NEMO and row.padded:
+        return replace(stack, style="nemo-padded")
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():

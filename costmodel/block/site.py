@@ -61,7 +61,8 @@ class StageSite:
             return message.times * (one + self._copied_s(message.nbytes))
         primitive, times = Primitive(message.kind), message.times * message.crowd
         if message.routing:
-            return times * self._routed_s(primitive, message, message.routing, axis, outside)
+            whole_s = self._routed_s(primitive, message, message.routing, axis, outside)
+            return times * self.run_as.travel_shown * whole_s
         if message.of_replica and axis == "dp" and self.own_levels is not None:
             return times * self._in_replica(primitive, message.nbytes, self.own_levels)
         return times * self.primitive_s(primitive, message.nbytes, axis)

@@ -125,9 +125,11 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
             work = KernelWork(OpClass.TRANSCENDENTAL, op.dtype, 0.0, curved)
             seconds[i] += kernel_s(work, device)
     back, curve = op.differentiable, curve_of(OpClass.COPY, device)
+    cpu_s, back_s = style.experts_cpu_s
+    waits_s = cpu_s if style.experts_wait else 0.0
     found = OpTime(
-        seconds[0], seconds[1] * back, 0.0, curve.source, curve.band,
-        forward_dispatch_s=style.experts_cpu_s[0], input_dispatch_s=style.experts_cpu_s[1] * back,
+        seconds[0] + waits_s, seconds[1] * back, 0.0, curve.source, curve.band,
+        forward_dispatch_s=cpu_s - waits_s, input_dispatch_s=back_s * back,
     )  # fmt: skip
     return dispatched(found, device, counts[0], counts[1] * back, 0)
 

@@ -68,6 +68,8 @@ class Style:
     """What gets an expert's token once: each expert that it picked, each rank of them, or each node
     of them, whose ranks hand it on to one another. `neighbours`: the same, and its experts are
     numbered one after the other, so that few ranks have them all."""
+    travel_shown: float = 1.0
+    """Share of the time of tokens' all-to-alls that no work of another micro-batch hides."""
     fused_experts: bool = False
     """Pairs of a token and an expert are put into order, gated and brought back by one kernel
     each."""
@@ -76,6 +78,10 @@ class Style:
     experts_cpu_s: tuple[float, float] = (0.0, 0.0)
     """What the CPU takes for a layer of experts on GPUs, forward and backward, beside its operators
     as counted here: routers of many small ones, modules' own Python, and waits for counts."""
+    experts_wait: bool = False
+    """In each forward of experts the CPU waits until the device has counted what comes, and only
+    then launches what follows: the queue is empty, so that its part of the forward comes on top of
+    the device's time instead of beside it."""
     fused_softmax: bool = False
     """What is done to scores of attention before their softmax is part of its kernel."""
     vocab_multiple: int = 1
@@ -129,6 +135,8 @@ class Style:
     def __post_init__(self) -> None:
         if not 0.0 < self.hides <= 1.0:
             raise PlanError(f"style: hides is {self.hides}; it must be above 0 and at most 1")
+        if not 0.0 <= self.travel_shown <= 1.0:
+            raise PlanError(f"style: travel_shown is {self.travel_shown}; it must be from 0 to 1")
         if not 0.1 <= self.band <= 10.0:
             raise PlanError(f"style: band is {self.band}; it must be from 0.1 to 10")
         if not 0.1 <= self.attention <= 10.0:

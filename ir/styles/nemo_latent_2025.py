@@ -1,9 +1,9 @@
 """NeMo 2 on Megatron-Core 0.12, of containers before July 2025, for latent attention: its rotary
-embedding has no kernel there."""
+embedding has no kernel there. Its recipe pads experts to their capacity."""
 
 from dataclasses import replace
 
-from meshwright.ir.styles.nemo import STYLE as NEMO
+from meshwright.ir.styles.nemo_padded import STYLE as NEMO
 
 STYLE = replace(
     NEMO,

@@ -182,6 +182,9 @@ def test_tokens_are_handed_on_inside_of_nodes_while_others_come():
 
     inside_s = collective_time(all_to_all, nbytes / 2, levels[:1])
     assert seconds("nemo-flex") == pytest.approx(inside_s)
+    # Beside another micro-batch's work a part of it is hidden.
+    shown = style("nemo-flex-beside").travel_shown
+    assert seconds("nemo-flex-beside") == pytest.approx(shown * inside_s) and shown < 1
     # Of eight experts that follow on each other two ranks have all: two copies instead of 6.5.
     few_s = collective_time(all_to_all, nbytes * 2 / ROUTING.copies(16) / 2, levels[:1])
     assert seconds("automodel") == pytest.approx(few_s)

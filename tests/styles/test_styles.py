@@ -265,6 +265,14 @@ def test_tokens_go_to_experts_as_the_stack_sends_them(monkeypatch: pytest.Monkey
     longer = [seconds(cpu_s, token_to="expert") for cpu_s in (0.2, 0.3)]
     assert expert < 0.8 < longer[0] and longer[1] - longer[0] == pytest.approx(4 * 0.1, rel=1e-3)
 
+    # As long as the device is busy it hides; not where the CPU waits for counts in each forward.
+    beside, waited = (
+        [seconds(cpu_s, token_to="expert", experts_wait=waits) for cpu_s in (0.0, 1e-3)]
+        for waits in (False, True)
+    )
+    assert beside[1] == pytest.approx(beside[0], rel=1e-9)
+    assert waited[1] - waited[0] == pytest.approx(2 * 1e-3, rel=1e-3)
+
     told: set[tuple[str, int, tuple[str, ...]]] = set()
 
     def note(self: StageSite, message: Inner, axis: str, outside: Sequence[str] = ()) -> float:
