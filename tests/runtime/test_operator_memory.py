@@ -1,6 +1,7 @@
 """Memory of a step whose most is inside one operator's backward: predicted beside tracked bytes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,66 @@ def test_what_a_stage_sends_and_saves_is_there_once() -> None:
     data = (torch.randn(4096, 64),)
     first, _ = told_of_pipeline(_Layers(), data, "fp32", num_microbatches=8, schedule="gpipe")
     assert first == pytest.approx(1.0, abs=0.02)  # a message each way counts all the time
+
+
+class _Nested(nn.Module):
+    """What a layer makes is read again by one that comes later, and narrower values by nearer
+    ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(self._layer(n, m) for n, m in ((64, 64), (64, 32), (32, 16)))
+        self.up = nn.ModuleList(self._layer(n, m) for n, m in ((32, 32), (64, 64), (128, 64)))
+        self.last = nn.Linear(64, 8)
+
+    def _layer(self, width: int, made: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, made), nn.GELU(), nn.Linear(made, made), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for layer in self.down:
+            x = layer(x)
+            kept.append(x)
+        for layer in self.up:
+            x = layer(torch.cat([x, kept.pop()], -1))
+        return self.last(x).square().mean()
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_gradients_of_what_is_read_again_wait_for_the_block_that_made_it(microbatches: int) -> None:
+    data = (torch.randn(1024, 64),)
+    told = told_of_held(_Nested(), data, "fp32", microbatches=microbatches)
+    assert told == pytest.approx(1.0, abs=0.005)
+
+
+RECURRENT = {
+    "one layer": {"num_layers": 1},
+    "three wide layers": {"num_layers": 3, "hidden_size": 128},
+    "two directions": {"num_layers": 2, "bidirectional": True},
+    "steps first": {"num_layers": 2, "batch_first": False},
+    "dropout": {"num_layers": 3, "dropout": 0.1},
+    "no biases": {"num_layers": 2, "bias": False},
+}
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        given = {"input_size": 32, "hidden_size": 64, "batch_first": True, **given}
+        self.into, self.lstm = nn.Linear(32, 32), nn.LSTM(**given)
+        ways = 1 + given.get("bidirectional", False)
+        self.out = nn.Linear(given["hidden_size"] * ways, 8)
+        self.batch_first = given["batch_first"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x if self.batch_first else x.transpose(0, 1))
+        return self.out(self.lstm(x)[0]).square().mean()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_rooms_of_onednn_are_predicted(name: str) -> None:
+    told = told_of_held(_Recurrent(**RECURRENT[name]), (torch.randn(16, 32, 32),), "fp32")
+    assert told == pytest.approx(1.0, abs=0.005)
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
