@@ -360,7 +360,10 @@ class Walk(Trace):
     def _parts_kept(self, memory: tuple[str, Target]) -> int:
         """In how many parts a value lies over ranks until it is gathered again."""
         parts = self.regathered.get(memory[0], 1) if self.regathered else 1
-        return parts if any(isinstance(place, Replicate) for place in memory[1]) else 1
+        whole = zip(self.site.axes.values(), memory[1], strict=True)
+        return (
+            parts if any(line.size > 1 and isinstance(at, Replicate) for line, at in whole) else 1
+        )
 
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors

@@ -139,6 +139,37 @@ def test_what_a_stage_sends_and_saves_is_there_once() -> None:
     assert first == pytest.approx(1.0, abs=0.02)  # a message each way counts all the time
 
 
+def _contrasted(y: Tensor, target: Tensor) -> Tensor:
+    first, second = F.normalize(y, dim=-1).chunk(2, -1)
+    return F.cross_entropy(first @ second.t() / 0.1, target.argmax(-1)) + target.mean()
+
+
+GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "huber": F.huber_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "squares": F.mse_loss,
+    "shares of classes": lambda y, target: F.cross_entropy(y, target.softmax(-1)),
+    "given shares of classes": F.cross_entropy,
+    "chances": F.binary_cross_entropy_with_logits,
+    "contrast": _contrasted,
+}
+
+
+class _Given(nn.Module):
+    def __init__(self, of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.into, self.of = nn.Linear(64, 256), of
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.of(self.into(x), target)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_losses_hold_a_target_of_the_batch_once(name: str) -> None:
+    told = told_of_held(_Given(GIVEN[name]), (torch.randn(256, 64), torch.rand(256, 256)), "fp32")
+    assert told == pytest.approx(1.0, abs=0.01)
+
+
 class _ReadAgain(nn.Module):
     """What the first layer makes is read by the last one, too."""
 
