@@ -15,6 +15,7 @@ from meshwright.costmodel.block.price_ops import GraphFacts
 from meshwright.costmodel.comm.comm import Levels, group_levels, used_by
 from meshwright.costmodel.elsewhere import as_elsewhere
 from meshwright.costmodel.fit.calibrated import calibrated
+from meshwright.costmodel.memory.waiting import last_readers, waiting_bytes
 from meshwright.costmodel.ops.captured import capturing
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.profile_timer import profile_timer
@@ -58,6 +59,8 @@ class StageCost:
     """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
     block_saved: tuple[int, ...] = ()
     """`saved_bytes` by the block whose backward is the last to need them."""
+    block_waiting: tuple[int, ...] = ()
+    """Gradients that are there while a block's backward runs, and wait for an earlier one."""
 
     @property
     def backward_s(self) -> float:
@@ -130,6 +133,10 @@ class CostTables:
     def hosts(self) -> dict[str, HostShare | None]:
         """What a device of each type has of its host."""
         return {name: host_of(self.cluster, device) for name, device in self.devices.items()}
+
+    @cached_property
+    def _last_readers(self) -> Mapping[str, int]:
+        return last_readers(self.graph)
 
     @cached_property
     def trained(self) -> frozenset[str]:
@@ -299,6 +306,9 @@ class CostTables:
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
+            block_waiting=waiting_bytes(
+                self._last_readers, self.block_index[blocks[0].name], blocks, costs
+            ),
         )
 
     def _each(

@@ -61,7 +61,8 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             own, again = made_of.by(step)
             beside, least = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
-            now = max(live.nbytes + new + beside, least) + again
+            now = live.nbytes + new + beside
+            now = (max(now, least) if least else now) + again
             results = {roots.get(name, name) for name in step.op.outputs}
             alone = _alone(step, elements) + beside + again + made_of.sum_bytes(step)
             one_op = max(one_op, alone + live.given_beside(results))

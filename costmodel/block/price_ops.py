@@ -360,7 +360,10 @@ class Walk(Trace):
     def _parts_kept(self, memory: tuple[str, Target]) -> int:
         """In how many parts a value lies over ranks until it is gathered again."""
         parts = self.regathered.get(memory[0], 1) if self.regathered else 1
-        return parts if any(isinstance(place, Replicate) for place in memory[1]) else 1
+        whole = zip(self.site.axes.values(), memory[1], strict=True)
+        return (
+            parts if any(line.size > 1 and isinstance(at, Replicate) for line, at in whole) else 1
+        )
 
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
@@ -370,6 +373,20 @@ class Walk(Trace):
         # Masks on CPUs are as wide as what they multiply, which autocast may have made narrower.
         made = op.outputs[0]
         return found * DTYPE_BYTES[self.facts.dtypes[made]] // DTYPE_BYTES[tensors[made].dtype]
+
+    def _by_cpu(self, step: OpStep) -> int | None:
+        """Bytes that torch's kernel on CPUs keeps inside, where no trace could ask it."""
+        count = facts(step.op.target).cpu_keeps
+        if count is None or not step.has_gradient or self.site.device.kind != "cpu":
+            return None
+        return count(step.op, [self.local.shapes[i.value] for i in step.inputs], step.dtype)
+
+    def _save_result(self, op: Op) -> None:
+        """An op keeps its first result."""
+        name = op.outputs[0]
+        storage, target = self.stored(name, self.placed[name])
+        dtype = self.facts.dtypes[storage]
+        self.saved[storage, dtype, target] = self.nbytes(storage, self.placed[name])
 
     def _keeps_results(self, step: OpStep) -> bool:
         """Whether the backward of an op needs what it makes, not only what it reads."""
@@ -392,9 +409,12 @@ class Walk(Trace):
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.memory)
-        inside = self._inside_bytes(op)
+        inside, by_cpu = self._inside_bytes(op), self._by_cpu(step)
         if own is not None:
             self.saved[op.name, "extra", ()] = own
+        elif by_cpu is not None:
+            self.saved[op.name, "extra", ()] = by_cpu
+            self._save_result(op)
         elif inside and step.has_gradient:
             most = 1.0 if step.is_causal else step.busiest or 1.0
             self.saved[op.name, "extra", ()] = round(inside * share * most)

@@ -327,7 +327,8 @@ class Trace(ABC):
         return tuple(where.get(axis, R) for axis in self.site.axes)
 
     def normal(self, where: Where) -> Target:
+        """One form of a placement: a value that one rank has all of is whole there."""
         return tuple(
-            R if isinstance(where.get(axis, R), Replicate) else where[axis]
-            for axis in self.site.axes
+            R if line.size == 1 or isinstance(where.get(axis, R), Replicate) else where[axis]
+            for axis, line in self.site.axes.items()
         )

@@ -115,6 +115,9 @@ class BlockMemory:
     """Most at once in the first half, beside what it keeps."""
     given: int = 0
     """The gradients of what it makes, which are there when its backward begins."""
+    waiting: int = 0
+    """Gradients, there all through its backward, of values that an earlier block made and a later
+    one has read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +211,7 @@ class StageMemory:
     @cached_property
     def halving(self) -> Bytes:
         """Most within the first half of a backward, beside the same."""
-        return Bytes(workspace=max([b.halving for b in self.blocks], default=0))
+        return Bytes(workspace=max([b.halving + b.waiting for b in self.blocks], default=0))
 
     @property
     def kept_saved(self) -> int:
@@ -358,11 +361,13 @@ class StageMemory:
         come = self.slots is None and all([group.come for group in groups])
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
+            # Of recorded calls all gradients of what they read are there at any time.
+            there = block.waiting * gives_back - freed
             gathered = 0
             if ahead:
                 arriving, gathered = ahead[index]
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
-                found.append((index, (whole, -freed, arriving + moving, block.given)))
+                found.append((index, (whole, there, arriving + moving, block.given)))
                 for group in groups if not self.prefetch else ():
                     group.opened()
             needs, one_op, adding = block.workspace, block.one_op, block.adding
@@ -383,7 +388,7 @@ class StageMemory:
                 workspace = max(0, workspace - self.border)
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
-            found.append((index, (whole, -freed, gathered + moving, workspace)))
+            found.append((index, (whole, there, gathered + moving, workspace)))
             freed += block.saved * gives_back
             for group in groups:
                 if index in group.going:

@@ -165,12 +165,13 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     found: list[BlockMemory] = []
     before = 0
     last = len(costs.blocks) - 1
-    for index, (cost, saved) in enumerate(
-        zip(costs.cost.blocks, costs.cost.block_saved, strict=True)
+    own = costs.cost
+    for index, (cost, saved, waiting) in enumerate(
+        zip(own.blocks, own.block_saved, own.block_waiting, strict=True)
     ):
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, before, given
+        key = id(cost), saved, before, given, waiting
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -185,6 +186,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 one_op=one_op,
                 halved=cost.halved_bytes,
                 given=given,
+                waiting=waiting,
                 halving=cost.workspace_bytes + moved + before,
             )
         found.append(known[key])

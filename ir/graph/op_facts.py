@@ -33,6 +33,8 @@ value, the kind of device, and whether a rank has some of its first weight's row
 CountTemporaries = Callable[[Op, "CallPart"], int]
 CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
+CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
+"""From an op, the shapes of a rank's operands and the dtype that it computes in."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
@@ -130,6 +132,9 @@ class OpFacts:
     forward_inside: CountTemporaries | None = None
     """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
     """
+    cpu_keeps: CountOnCpu | None = None
+    """Bytes that torch's kernel on CPUs keeps inside for the backward, beside operands and its
+    first result, where a trace cannot ask it; None for a call that another kernel computes."""
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

@@ -1,11 +1,12 @@
 """Recurrent layers, whole as one op: only the batch may be split."""
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -52,10 +53,112 @@ def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(of(args.get("input"))[:2]) * sum(prod(w) for w in weights if len(w) == 2)
 
 
+_PAGE, _LINE = 4096, 64
+_FLOAT = 4
+"""Bytes; of oneDNN's rooms, of the lines of a processor's cache, and of a value in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One layer of an LSTM in one direction, as oneDNN computes it."""
+
+    steps: int
+    samples: int
+    given: int
+    """Width of what it reads."""
+    width: int
+
+    @property
+    def made(self) -> int:
+        """Values of its result."""
+        return self.steps * self.samples * self.width
+
+    @property
+    def room_bytes(self) -> int:
+        """Its workspace (`set_workspace_sizes` of oneDNN's `rnn_utils.hpp`, kernels without tiles):
+        gates, what they make of the state, then values of both sides and all steps, of which three
+        have rows that end with a line of the cache and are no multiple of 256 values."""
+        rows, states = self.steps * self.samples, 2 * (self.steps + 1) * self.samples
+        widest = max(self.given, self.width)
+        parts = [rows * _row(4 * self.width), rows * _row(self.width)]
+        parts += 3 * [states * _row(widest)] + 2 * [states * self.width]
+        return sum([_up(_FLOAT * part, _PAGE) for part in parts])
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _row(width: int) -> int:
+    found = _up(width, _LINE // _FLOAT)
+    return found if found % 256 else found + _LINE // _FLOAT
+
+
+def _passes(op: Op, shapes: Sequence[Shape]) -> Iterator[list[_Pass]]:
+    """Of each layer, its directions."""
+    weights = [shapes[i] for i in slots(op, "params") if len(shapes[i]) == 2]
+    layers, ways = given(op, "num_layers"), 1 + bool(given(op, "bidirectional"))
+    assert isinstance(layers, int)
+    steps, samples = shapes[0][:2][:: -1 if given(op, "batch_first") else 1]
+    for layer in range(layers):
+        read, state = weights[2 * ways * layer :][:2]
+        yield ways * [_Pass(steps, samples, read[1], state[1])]
+
+
+def _is_onednn(op: Op, shapes: Sequence[Shape], dtype: str) -> bool:
+    """Whether torch calls oneDNN on a CPU (`use_mkldnn` of its RNN.cpp; bfloat16, which few CPUs
+    have there, is taken to be computed as float64 is)."""
+    states = [shapes[i][2] for i in slots(op, "hx")]
+    return dtype == "float32" and len(shapes[0]) == 3 and len(set(states)) == 1
+
+
+def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
+    """Rooms and results of all layers but the last one's, states at their ends, what dropout
+    between layers makes (masks and values), and copies of weights that come without biases."""
+    if not _is_onednn(op, shapes, dtype):
+        return None
+    passes = list(_passes(op, shapes))
+    ways = len(passes[0])
+    drops = bool(given(op, "dropout") and given(op, "train"))
+    found = prod(shapes[0]) * _FLOAT * bool(given(op, "batch_first"))
+    if not given(op, "has_biases"):
+        found += sum([prod(shapes[i]) for i in slots(op, "params")]) * _FLOAT
+    for number, layer in enumerate(passes):
+        found += sum([one.room_bytes + 2 * one.samples * one.width * _FLOAT for one in layer])
+        made = sum([one.made for one in layer]) * _FLOAT
+        is_last = number == len(passes) - 1
+        # Directions are put side by side, which the next layer reads, and are kept apart, too.
+        found += made * (ways > 1) + made * (1 + 2 * drops) * (not is_last)
+    return found
+
+
+def _lstm_temporaries(op: Op, part: CallPart) -> int:
+    """Layers and directions run backwards one by one: the gradient of what one reads is there
+    beside what those before it have kept, and none yet of their weights or of what the first
+    reads."""
+    if part.device_kind != "cpu" or part.width != _FLOAT:
+        return 0
+    layers = list(_passes(op, part.shapes))
+    passes = [one for layer in layers for one in layer]
+    weights = [prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")]
+    each, read = len(weights) // len(passes), prod(part.shapes[0])
+    found = -(sum(weights) + read) * _FLOAT
+    for number, one in enumerate(passes):
+        made = 0
+        if number >= len(layers[0]):
+            made = one.steps * one.samples * one.given - read * part.wanted[0]
+        gone = sum([later.room_bytes for later in passes[number + 1 :]])
+        found = max(found, _FLOAT * (made - sum(weights[: each * number])) - gone)
+    return found
+
+
 _CELL = OpFacts(op_class=OpClass.RECURRENT)
 _LAYER = replace(_CELL, rule=_rule, form=seeded)
 FACTS = {
     **named("lstm gru", replace(_LAYER, flops=_flops)),
+    "aten.lstm.input": replace(
+        _LAYER, flops=_flops, cpu_keeps=_lstm_keeps, temporaries=_lstm_temporaries
+    ),
     **named("rnn_tanh rnn_relu", _LAYER),
     **named("lstm_cell gru_cell", _CELL),
 }

@@ -160,6 +160,8 @@ def _is_identity(raw: Raw, op: RawOp) -> bool:
         return not op.args["train"] or op.args["p"] == 0
     if op.name in ("aten.add.Tensor", "aten.sub.Tensor") and op.args["other"] == 0:
         return raw.fakes[op.inputs[0]].dtype == raw.fakes[op.outputs[0]].dtype
+    if op.name == "aten.broadcast_tensors.default":
+        return len({_shape(raw, name) for name in op.inputs}) == 1
     if op.name not in _COPIES:
         return False
     source = op.args["self"]
@@ -172,13 +174,13 @@ def _is_identity(raw: Raw, op: RawOp) -> bool:
 
 
 def _drop(raw: Raw, unneeded: Callable[[RawOp], bool]) -> Raw:
-    """Remove calls whose single result is their first input."""
+    """Remove calls whose results are their first inputs."""
     names: dict[str, str] = {}
     ops: list[RawOp] = []
     for op in raw.ops:
         op = replace(op, args={k: substitute(v, names) for k, v in op.args.items()})
         if unneeded(op):
-            names[op.outputs[0]] = op.inputs[0]
+            names |= zip(op.outputs, op.inputs, strict=False)
         else:
             ops.append(op)
     raw.ops = ops

@@ -164,8 +164,6 @@ def _layout(graph: Graph, block: Any, form: Form, flat: bool) -> BlockLayout:
                 ops[op.key] = {axis: f"{p} {p} -> {p}" for axis, p in border.items()}
             case "/mse_loss":
                 ops[op.key] = {axis: f"{p} {p} -> P" for axis, p in border.items()}
-            case "/broadcast_tensors":
-                ops[op.key] = {axis: f"{p} {p} -> {p} {p}" for axis, p in border.items()}
             case _:
                 ops[op.key] = {"dp": "S(0) -> S(0)"}
     given = {name: {"dp": "S(0)"} if name in graph.inputs else border for name in block.inputs}

@@ -20,6 +20,8 @@ from meshwright.ir.text.units import size
 from meshwright.planner.pins.parameter_pins import ParametersAs, paths_of
 
 KEY = "cache"
+_ROUNDED = 1e-6
+"""Of a row: shares are written in some digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,26 @@ class TablesCached(ParametersAs):
             near = nearest(self.pattern, known)
             has = f"nearest is {near!r}" if near else "the model has none"
             raise PlanError(f"constraint '{self}': no such table whose rows an input names; {has}")
-        self._ratio(graph)
+        self._check_row(graph)
 
     def tables(self, graph: Graph) -> list[EmbeddingTable]:
         """Returns the tables that it names, of those whose rows an input names."""
         known = {table.path: table for table in tables_of(graph) if table.ids}
         return [known[path] for path in self.named(known)]
+
+    def _check_row(self, graph: Graph) -> None:
+        """PlanError if none of the tables gets a row of it; a small one beside others gets one."""
+        ratio, tables = self._ratio(graph), self.tables(graph)
+        largest = max(tables, key=lambda table: table.rows)
+        if ratio * largest.rows >= 1 - _ROUNDED:
+            return
+        least = f"{100 / largest.rows:.9g}%"
+        if not self._size.endswith("%"):
+            least = f"{ceil(sum([t.rows * t.row_bytes for t in tables]) / largest.rows)}B"
+        raise PlanError(
+            f"constraint '{self}': a cache has one row at least, and {self._size} is less than one "
+            f"of the {largest.rows:,} rows of {largest.path!r}; nearest is cache={least}"
+        )
 
     def _ratio(self, graph: Graph) -> float:
         text = self._size

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
+from meshwright.costmodel.ops.dtypes import is_float
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
 from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import Kind
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 from meshwright.ir.ops import facts
 from meshwright.ir.ops.experts import has_narrow_experts
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.precision import precision
+from meshwright.ir.precision import PRECISIONS, precision
 from meshwright.ir.text.units import size
 from meshwright.ir.trace.changing import shared
 from meshwright.planner.inside.explain import batch_norms, why_whole
@@ -39,11 +40,34 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_decided(problem, plan), *_batch(problem, plan), *_alone(plan),
+        *_wider(problem), *_decided(problem, plan), *_batch(problem, plan), *_alone(plan),
         *_buffers(problem, plan), *_whole(problem, plan),
         *random_notes(problem.graph, plan), *row_notes(problem, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *vocabulary_notes(problem.graph, plan), *measured,
+    )  # fmt: skip
+
+
+def _wider(problem: Problem) -> Iterator[str]:
+    """Whether a job will compute in wider numbers than those that the plan is priced in: a model in
+    float64 stays so, as nothing casts it."""
+    priced = precision(problem.precision).all_in
+    floats = {tensor.dtype for tensor in problem.graph.parameters if is_float(tensor.dtype)}
+    least = min(floats, key=lambda dtype: DTYPE_BYTES[dtype], default=priced)
+    if priced and DTYPE_BYTES[least] > DTYPE_BYTES[priced]:
+        yield (
+            f"all parameters of the model are in {least} and a job leaves them so, but times and "
+            f"memory are those of {priced}, in half the bytes: precision {_named_for(least)} says "
+            f"what it takes, or make the model {priced} (model.to(torch.{priced}))"
+        )
+
+
+def _named_for(dtype: str) -> str:
+    """Returns the precision in which all is in a dtype, as its products are."""
+    return next(
+        (name for name in PRECISIONS
+         if precision(name).all_in == precision(name).products == dtype),
+        dtype,
     )  # fmt: skip
 
 

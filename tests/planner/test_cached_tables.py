@@ -123,11 +123,18 @@ def test_one_argument_says_how_large_caches_are(ranks: int, pin: str, ratio: flo
     ("pin", "says"),
     [("* cache=150%", "from 0 to 100 %"), ("* cache=500MB", "nearest is cache=100%"),
      ("* cache=some", "."), ("mny.weight cache=1%", "many"),
+     ("* cache=0.0001%", "600,000 rows of 'many.weight'; nearest is cache=0.000166666667%"),
+     ("few.weight cache=500B", "120,000 rows of 'few.weight'; nearest is cache=512B"),
      ("* store=cached", "store must be")],
 )  # fmt: skip
 def test_what_is_no_cache_is_refused(pin: str, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         _searched(1, 20 * TABLES, pins=(f"parameters {pin}",))
+
+
+@pytest.mark.parametrize("pin", ["* cache=0.000166666667%", "few.weight cache=512B"])
+def test_a_cache_of_one_row_is_one(pin: str) -> None:
+    assert _searched(1, 20 * TABLES, pins=(f"parameters {pin}",)).stages[0].by_parameter
 
 
 def _missed(curves: dict[str, MissCurve], sizes: dict[str, float], slots: dict[str, int]) -> float:

@@ -1,6 +1,7 @@
 """Memory of a step whose most is inside one operator's backward: predicted beside tracked bytes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,92 @@ def test_what_a_stage_sends_and_saves_is_there_once() -> None:
     data = (torch.randn(4096, 64),)
     first, _ = told_of_pipeline(_Layers(), data, "fp32", num_microbatches=8, schedule="gpipe")
     assert first == pytest.approx(1.0, abs=0.02)  # a message each way counts all the time
+
+
+def _contrasted(y: Tensor, target: Tensor) -> Tensor:
+    first, second = F.normalize(y, dim=-1).chunk(2, -1)
+    return F.cross_entropy(first @ second.t() / 0.1, target.argmax(-1)) + target.mean()
+
+
+GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "huber": F.huber_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "squares": F.mse_loss,
+    "shares of classes": lambda y, target: F.cross_entropy(y, target.softmax(-1)),
+    "given shares of classes": F.cross_entropy,
+    "chances": F.binary_cross_entropy_with_logits,
+    "contrast": _contrasted,
+}
+
+
+class _Given(nn.Module):
+    def __init__(self, of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.into, self.of = nn.Linear(64, 256), of
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.of(self.into(x), target)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_losses_hold_a_target_of_the_batch_once(name: str) -> None:
+    told = told_of_held(_Given(GIVEN[name]), (torch.randn(256, 64), torch.rand(256, 256)), "fp32")
+    assert told == pytest.approx(1.0, abs=0.01)
+
+
+class _ReadAgain(nn.Module):
+    """What the first layer makes is read by the last one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid())
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.into(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x + first).tanh().mean()
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_gradients_of_what_is_read_again_wait_for_the_block_that_made_it(microbatches: int) -> None:
+    data = (torch.randn(1024, 64),)
+    told = told_of_held(_ReadAgain(), data, "fp32", microbatches=microbatches)
+    assert told == pytest.approx(1.0, abs=0.005)
+
+
+RECURRENT = {
+    "one layer": {"num_layers": 1},
+    "three wide layers": {"num_layers": 3, "hidden_size": 128},
+    "two directions": {"num_layers": 2, "bidirectional": True},
+    "steps first": {"num_layers": 2, "batch_first": False},
+    "dropout": {"num_layers": 3, "dropout": 0.1},
+    "no biases": {"num_layers": 2, "bias": False},
+}
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        given = {"input_size": 32, "hidden_size": 64, "batch_first": True, **given}
+        self.into, self.lstm = nn.Linear(32, 32), nn.LSTM(**given)
+        ways = 1 + given.get("bidirectional", False)
+        self.out = nn.Linear(given["hidden_size"] * ways, 8)
+        self.batch_first = given["batch_first"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x if self.batch_first else x.transpose(0, 1))
+        return self.out(self.lstm(x)[0]).square().mean()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_rooms_of_onednn_are_predicted(name: str) -> None:
+    told = told_of_held(_Recurrent(**RECURRENT[name]), (torch.randn(16, 32, 32),), "fp32")
+    assert told == pytest.approx(1.0, abs=0.005)
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
