@@ -80,13 +80,13 @@ def test_no_plan_is_below(precision: str) -> None:
     count = 0
     for devices, pins in PINS:
         problem = asked(precision, devices, pins)
-        of_all = [lower_bound(problem, waits=waits) for waits in (True, False)]
         for plan in plans(problem):
             assert plan.predicted
             most = max(stage.memory.total_bytes for stage in plan.predicted.stages)
             tight = asked(precision, devices, (*pins, f"memory<={most}B"))
             assert not excess_bytes(tight, plan)
-            for bound_s in (*of_all, lower_bound(tight)):
+            for fits, waits in ((problem, True), (problem, False), (tight, True)):
+                bound_s = lower_bound(fits, waits=waits)
                 assert 0 < bound_s <= plan.predicted.step_s * (1 + 1e-5), plan
             count += 1
     assert count >= FEW * len(PINS)

@@ -36,7 +36,7 @@ def test_parts_are_in_proportion() -> None:
     ],
 )
 def test_lopsided_meshes_are_found(pins: tuple[str, ...]) -> None:
-    asked = problem(mlp(3), cluster(8), constraints=pins)
+    asked = problem(mlp(6), cluster(8), constraints=pins)
     plan = search_problem(asked)
     first, second = plan.stages
     assert len(first.devices) + len(second.devices) == 8
@@ -58,9 +58,9 @@ def test_meshes_that_no_other_way_of_the_search_leads_to() -> None:
 
 
 def test_nothing_is_offered_without_such_pins_or_without_devices() -> None:
-    assert not list(pinned_choices(problem(mlp(3), cluster(8))))
+    assert not list(pinned_choices(problem(mlp(6), cluster(8))))
     pins = ("pp=2", "stage 0 mesh dp_replicate=6", "stage 1 mesh dp_replicate=6")
-    too_many = problem(mlp(3), cluster(8), constraints=pins)
+    too_many = problem(mlp(6), cluster(8), constraints=pins)
     assert not list(pinned_choices(too_many))
     with pytest.raises(Infeasible):
         search_problem(too_many)
