@@ -63,7 +63,7 @@ class DemoOptions:
 
 def build_model() -> "nn.Module":
     """A GPT-2 of about 10M parameters on bytes, random weights, no dropout so losses compare."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)

@@ -1,26 +1,28 @@
 """Who may import whom of those that are not the product: what several share lies in no test."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
-def uses(folder: str, *, less: str = "-") -> dict[str, set[str]]:
+def uses(folder: str, *, less: str = "-") -> dict[str, frozenset[str]]:
     """File -> what it imports, of a folder less another one."""
     files = [path for path in (ROOT / folder).rglob("*.py") if ROOT / less not in path.parents]
     assert len(files) > 10
-    return {str(path.relative_to(ROOT)): set(imported(path)) for path in files}
+    return {str(path.relative_to(ROOT)): imported(path) for path in files}
 
 
 def test_no_test_imports_another() -> None:

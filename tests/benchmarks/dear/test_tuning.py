@@ -1,11 +1,14 @@
 """Tuning of bucket sizes: close to the best of a grid where the default is not, and honest ends."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from benchmarks.dear.tuning import DEFAULT_BYTES, HARD, NOISE, grid_s, step_of, tuned_s
 from meshwright.runtime.step.tuning import BucketTuner
 
-pytest.importorskip("bayes_opt")
+# Not imported before a test of these runs: it loads scikit-learn and much of SciPy.
+pytestmark = pytest.mark.skipif(not find_spec("bayes_opt"), reason="needs bayesian-optimization")
 
 
 @pytest.mark.parametrize("name", HARD, ids=lambda name: name[0])

@@ -42,7 +42,8 @@ def test_shards_are_balanced_and_plans_cut_there() -> None:
     graph = trace(Flat(skip=False), example(), squared)
     sizes = [sum(graph.tensors[n].numel for n in block.params) for block in graph.blocks]
     assert len(sizes) >= 4 and max(sizes) <= 2 * 64
-    asked = problem(graph, cluster(2), constraints=("pp=2", "recompute=none"))
+    pins = ("pp=2", "recompute=none", "schedule=one_f_one_b", "num_microbatches=2")
+    asked = problem(graph, cluster(2), constraints=pins)
     plan = search_problem(asked)
     assert len(plan.stages) >= 2 and verify(plan, graph, asked.cluster) == ()
 
