@@ -86,8 +86,8 @@ def forward(
     asked."""
     found = _fit(query, key, value, causal)
     assert found is not None
-    operands = [_as_wide(x, found.width) for x in _operands((query, key, value), causal)]
-    out, total = found.kernel.forward(*operands, causal, scale)
+    q, k, v = (_as_wide(x, found.width) for x in _operands((query, key, value), causal))
+    out, total = found.kernel.forward(q, k, v, causal, scale)
     shape = query.shape[:-1]
     made = _narrow(out, value.shape[-1]).reshape(*shape, value.shape[-1])
     return made, total.reshape(*shape, 1)
@@ -109,12 +109,10 @@ def backward(
     query, key, value = inputs
     found = _fit(*inputs, causal)
     assert found is not None
-    flat, *others = (_as_wide(x, found.width) for x in _operands(inputs, causal))
+    q, k, v = (_as_wide(x, found.width) for x in _operands(inputs, causal))
     grad, out = (_as_wide(_side_by_side(x, causal), found.width) for x in (grad, out))
     sums = _side_by_side(total, causal).squeeze(-1).contiguous()
-    to_query, to_key, to_value = found.kernel.backward(
-        grad, (flat, others[0], others[1]), out, sums, causal, scale
-    )
+    to_query, to_key, to_value = found.kernel.backward(grad, (q, k, v), out, sums, causal, scale)
     to_key, to_value = (
         _summed(_narrow(made, x.shape[-1]), query.shape[2], causal)
         for made, x in ((to_key, key), (to_value, value))

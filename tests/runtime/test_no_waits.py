@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import meshwright as mw
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import FormChoice, model_mesh
@@ -21,6 +22,7 @@ from tests import equal_plans
 from tests.equal_plans import Case
 from tests.fake_gpu import process
 from tests.fake_gpu.process import Planned, Seen, waits_of
+from tests.runtime.wide_layers import gpt2
 from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
@@ -51,12 +53,18 @@ def planned(
     model: str, precision: str, optimizer: str, kernels: tuple[str, ...],
     kinds: Mapping[str, Case],
 ) -> Planned:  # fmt: skip
-    """Plans for GPUs, with clipped gradients."""
-    case, found = CASES[model], {}
+    """Plans of a model of the zoo."""
+    case = CASES[model]
     example = case.example(8, dtype=torch.float32)
     graph = mw.trace(
         case.model(torch.float32), example, case.loss_fn, kernels=kernels, precision=precision
     )
+    return _on_gpus(graph, precision, optimizer, kinds)
+
+
+def _on_gpus(graph: Graph, precision: str, optimizer: str, kinds: Mapping[str, Case]) -> Planned:
+    """Plans for GPUs, with clipped gradients."""
+    found = {}
     for name, kind in kinds.items():
         cluster = mw.Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=kind.world)
         problem = make_problem(graph, cluster, precision=precision, optimizer=optimizer)
@@ -73,6 +81,20 @@ def test_a_step_waits_for_nothing_of_itself() -> None:
         for name, job in planned(*told, {name: PLANS[name] for name in names}).items()
     }
     assert {"bucket", "bucket_update"} <= used(given["llama kernels, zero1"][0])
+    found = waits_of(given, STEPS)
+    assert found == {name: _sound(found[name]) for name in given}
+
+
+def test_dropout_waits_for_nothing() -> None:
+    """In attention and beside it, with kernels of ours and with torch's."""
+    given, ids = {}, torch.zeros(8, 64, dtype=torch.long)
+    with torch.device("meta"):
+        model = gpt2(0.1).train()
+    for kernels in ((), KERNELS):
+        batch = {"input_ids": ids, "labels": ids}
+        graph = mw.trace(model, batch, precision="bf16", kernels=kernels)
+        made = _on_gpus(graph, "bf16", "adamw", {name: PLANS[name] for name in ("dp", "zero3")})
+        given |= {f"{name}, {len(kernels)} kernels": job for name, job in made.items()}
     found = waits_of(given, STEPS)
     assert found == {name: _sound(found[name]) for name in given}
 

@@ -32,6 +32,7 @@ def _job(model: nn.Module, kernels: str) -> Traffic:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("build", "dropout"), [(gpt2, 0.0), (gpt2, 0.1), (llama, 0.0)])
 def test_a_job_moves_no_more_than_plain_pytorch(
     build: Callable[[float], nn.Module], dropout: float

@@ -49,7 +49,7 @@ def test_stages_that_differ_in_tensor_parallelism_end_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "sends"), zip(TRACED[:2], ("ring_attention", "routed_experts"), strict=True), ids=str
+    ("one", "sends"), [(TRACED[0], "ring_attention"), (TRACED[1], "routed_experts")], ids=str
 )
 def test_rings_and_experts_beside_messages_end_too(one: Traced, sends: str) -> None:
     plan, graph = planned_traced(one)

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,6 +18,7 @@ from meshwright.codegen.attention.attend import (
     attend,
     attend_backward,
 )
+from meshwright.ir import torch_attention
 from meshwright.ir.torch_modes import recording
 from meshwright.ir.torch_private import fake_mode
 from tests.fake_gpu import process
@@ -107,6 +110,25 @@ def test_causal_with_other_numbers_of_keys_begins_at_the_first() -> None:
     """FlashAttention's last query would see the last key."""
     for asked in OTHER_LENGTHS:
         assert _found()[asked][EFFICIENT] == 1 and not _found()[asked][FLASH]
+
+
+def test_logarithms_go_to_the_kernel_with_infinity_behind_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads 32 at a time, and what is infinite gives chances of nothing."""
+    given = list[Tensor]()
+
+    def backward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
+        given.append(args[6])
+        return args[:4]
+
+    operators = SimpleNamespace(**{f"{EFFICIENT}_backward": backward})
+    monkeypatch.setattr(torch_attention, "_ATEN", operators)
+    for rows, whole in ((40, 64), (64, 64)):
+        x, total = torch.zeros(1, 2, rows, 8), torch.arange(2.0 * rows).view(1, 2, rows)
+        torch_attention.CUDA_EFFICIENT.backward(x, (x, x, x), x, total, True, 1.0)
+        assert given[-1].shape == (1, 2, whole)
+        assert given[-1][..., :rows].equal(total) and given[-1][..., rows:].isposinf().all()
 
 
 def test_float64_has_scores_of_some_queries_at_a_time() -> None:
