@@ -242,6 +242,8 @@ class Walk(Trace):
         if self.site.run_as is not USUAL or not step.has_gradient:
             return 0
         elements, width = self.local.elements, product_bytes(local.dtype)
+        if shared := self._shared(step):
+            return shared[1]
         largest = max(elements[value] for value, _ in step.outputs)
         wanted = [given.requires_grad for given in step.inputs]
         if count := facts(step.op.target).temporaries:
@@ -251,6 +253,26 @@ class Walk(Trace):
         if not values and not flags:
             return 0
         return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+
+    def _shared(self, step: OpStep) -> tuple[int, int] | None:
+        """Bytes that our way of computing the op keeps in place of its first input, and has inside
+        its backward, where ranks share the batch that its results depend on; None: it is torch's.
+        """
+        count = facts(step.op.target).shared
+        if count is None or not step.has_gradient or self.site.run_as is not USUAL:
+            return None
+        if dict(step.op.args).get("training") is not True:
+            return None
+        places = {axis: strategy.inputs[0] for axis, strategy in step.strategies.items()}
+        if not any(
+            isinstance(place, Shard) and place.dim != 1 and self.site.axes[axis].size > 1
+            for axis, place in places.items()
+        ):
+            return None
+        shapes = tuple([self.local.shapes[given.value] for given in step.inputs])
+        wanted = tuple([given.requires_grad for given in step.inputs])
+        width = step.inputs[0].width
+        return count(step.op, CallPart(shapes, wanted, width, 0, self.site.device.kind))
 
     def _loss_of_stack(self, local: LocalOp, time: OpTime) -> OpTime:
         """With what a stack's own loss moves beside PyTorch's; other ops as they are."""
@@ -360,10 +382,7 @@ class Walk(Trace):
     def _parts_kept(self, memory: tuple[str, Target]) -> int:
         """In how many parts a value lies over ranks until it is gathered again."""
         parts = self.regathered.get(memory[0], 1) if self.regathered else 1
-        whole = zip(self.site.axes.values(), memory[1], strict=True)
-        return (
-            parts if any(line.size > 1 and isinstance(at, Replicate) for line, at in whole) else 1
-        )
+        return parts if any(isinstance(place, Replicate) for place in memory[1]) else 1
 
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
@@ -401,8 +420,11 @@ class Walk(Trace):
         """Note what autograd keeps of this op, each storage once; `own`: bytes of its own in place
         of its results."""
         op = step.op
+        shared = self._shared(step)
         for kept in step.kept:
             if own is not None and kept.name in op.outputs:
+                continue
+            if shared and kept.name == op.inputs[0]:
                 continue
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
@@ -412,6 +434,8 @@ class Walk(Trace):
         inside, by_cpu = self._inside_bytes(op), self._by_cpu(step)
         if own is not None:
             self.saved[op.name, "extra", ()] = own
+        elif shared:
+            self.saved[op.name, "extra", ()] = shared[0]
         elif by_cpu is not None:
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)

@@ -306,8 +306,12 @@ class Trace(ABC):
         return f"{storage} for {op.name}", dtype, ()
 
     def stored(self, name: str, where: Where) -> Storage:
-        """The memory that a value looks into where it is placed so."""
-        key = name, self.normal(where)
+        """The memory that a value looks into where it is placed so; along an axis of one rank it
+        lies as it does, whatever an op says."""
+        placed = self.placed.get(name, where)
+        alone = {axis: placed.get(axis, R) for axis, line in self.site.axes.items()
+                 if line.size == 1}  # fmt: skip
+        key = name, self.normal({**where, **alone})
         return self.storage.get(key, key)
 
     def _where_saved(self, op: Op, name: str, inputs: Sequence[Where]) -> Storage:
@@ -327,8 +331,7 @@ class Trace(ABC):
         return tuple(where.get(axis, R) for axis in self.site.axes)
 
     def normal(self, where: Where) -> Target:
-        """One form of a placement: a value that one rank has all of is whole there."""
         return tuple(
-            R if line.size == 1 or isinstance(where.get(axis, R), Replicate) else where[axis]
-            for axis, line in self.site.axes.items()
+            R if isinstance(where.get(axis, R), Replicate) else where[axis]
+            for axis in self.site.axes
         )

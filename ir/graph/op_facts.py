@@ -35,6 +35,8 @@ CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
+CountShared = Callable[[Op, "CallPart"], tuple[int, int]]
+"""Bytes."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
 """From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
@@ -112,6 +114,9 @@ class OpFacts:
     """Its results depend on all samples of a micro-batch, and it changes statistics of them."""
     by_batch: bool = False
     """A rank calls something else where replicas share the batch."""
+    shared: CountShared | None = None
+    """What that keeps for the backward in place of its first input, and has there inside; None:
+    what torch's own keeps and has."""
     redrawn: bool = False
     """What autograd keeps inside of it is random: our kernels of GPUs draw it again instead."""
     kernel_keeps: CountKept | None = None

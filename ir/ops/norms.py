@@ -6,7 +6,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
-from meshwright.ir.graph.op_facts import OpFacts, named, per_element
+from meshwright.ir.graph.op_facts import CallPart, OpFacts, named, per_element
 from meshwright.ir.graph.op_forms import sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -114,6 +114,12 @@ def _messages(
                  for b in (False, True))  # fmt: skip
 
 
+def _shared(op: Op, part: CallPart) -> tuple[int, int]:
+    """Values less their mean, and those divided by the deviation if a weight multiplies them."""
+    nbytes = prod(part.shapes[0]) * max(part.width, 4)
+    return nbytes * (1 + bool(slots(op, "weight"))), 2 * nbytes
+
+
 def _running(op: Op) -> set[str]:
     found = (dict(op.args).get(name) for name in ("running_mean", "running_var"))
     return {ref.name for ref in found if isinstance(ref, Ref)}
@@ -140,6 +146,7 @@ FACTS = {
             flops=per_element(8),
             form=_statistics,
             messages=_messages,
+            shared=_shared,
         ),
     ),
     **named("native_batch_norm cudnn_batch_norm _native_batch_norm_legit", _BATCH),
