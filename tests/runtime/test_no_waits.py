@@ -1,5 +1,5 @@
 """In a step the host waits for nothing that the device does in it, and what streams do to the same
-memory is in an order: checked on a GPU that is not there (`tests.fake_gpu`), where no operand may
+memory is in an order: checked on a GPU that is not there (`meshwright.testing.fake_gpu`), where no operand may
 lie on another device and no value can be read."""
 
 import os
@@ -16,10 +16,10 @@ from meshwright.ir.plan.plan import FormChoice
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.models import CASES
-from tests import equal_plans
-from tests.equal_plans import Case
-from tests.fake_gpu import process
-from tests.fake_gpu.process import Planned, Seen, waits_of
+from meshwright.testing import equal_plans
+from meshwright.testing.equal_plans import Case
+from meshwright.testing.fake_gpu import process
+from meshwright.testing.fake_gpu.process import Planned, Seen, waits_of
 from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())

@@ -1,0 +1,56 @@
+"""Plans of GPUs on a GPU that is not there: what a step waits for, races, mixed devices, calls.
+
+    python -m benchmarks.fake_cuda [--only PATTERN ...] [--part 1/4] [--limit 120]
+        [--done FOLDER] [--out docs/results/fake_cuda.md]
+
+Runs every plan that is to equal one process, for GPT-2 and Llama with the models' own operators and
+with all kernels, then forms, stores, retentions, optimizers, precisions, schedules, overlaps and
+meshes; two steps of each kind of rank, each in a process with its own limit of time (`--limit`, in
+seconds). What was found lies in `--done` as it is found, so that a run that was broken off goes on;
+what is there is not run again. `--only`: names that contain a text or match a pattern of the
+shell's. `--part`: of what is left, each fourth from the first on. With `--out` the page is written.
+Exits with 1 if a plan failed, or something was found that is not said on the page.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from benchmarks.fake_cuda.page import page
+from benchmarks.fake_cuda.plans import Entry, entries
+from benchmarks.fake_cuda.run import bad, kept, run
+
+
+def picked(only: Sequence[str], part: str) -> tuple[Entry, ...]:
+    """The plans that are asked for."""
+    found = [x for x in entries() if not only or any(_fits(x.name, text) for text in only)]
+    number, _, of = part.partition("/")
+    return tuple(found[int(number) - 1 :: int(of)])
+
+
+def _fits(name: str, text: str) -> bool:
+    return text in name or fnmatchcase(name, text)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--limit", type=float, default=120.0)
+    parser.add_argument("--done", type=Path, default=Path("fake_cuda"))
+    parser.add_argument("--out", type=Path)
+    told = parser.parse_args()
+    asked = picked(told.only, told.part)
+    told.done.mkdir(parents=True, exist_ok=True)
+    run(asked, told.done, told.limit)
+    found = kept(told.done, asked)
+    if told.out:
+        told.out.write_text(page(found))
+    return int(any(bad(entry, result) for entry, result in found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
