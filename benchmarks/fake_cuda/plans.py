@@ -101,13 +101,11 @@ SHARED: Mapping[str, Case] = {
     "shards_3": Case(2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2}),
 }
 """Replicas, by what they share out."""
+SPLIT = Case(4, {"tp": 2, "pp": 2, "num_microbatches": 4})
 VARIED: Mapping[str, Case] = {
-    "one": Case(1, {"num_microbatches": 4}),
-    **SHARED,
-    "tp2": Case(2, {"tp": 2, "num_microbatches": 2}),
-    "pp2": Case(2, {"pp": 2, "num_microbatches": 4}),
-    "tp2_pp2_zero1": Case(8, {"tp": 2, "pp": 2, "dp_shard": 2, "zero": 1, "num_microbatches": 4}),
-}
+    "one": Case(1, {"num_microbatches": 4}), "shards_2": SHARED["shards_2"], "tp2_pp2": SPLIT,
+}  # fmt: skip
+"""One of each kind of axes."""
 MESHES: Mapping[str, tuple[str, Case]] = {
     name: (model, Case(world, {"num_microbatches": 2, **choice, "model": model_mesh(mesh)}))
     for name, model, world, mesh, choice in [
@@ -161,7 +159,7 @@ def _kept() -> Iterator[Entry]:
 def _updates() -> Iterator[Entry]:
     for setting in BOTH:
         for update in UPDATES:
-            for name in ("replicas", "shards_2", "tp2_pp2_zero1"):
+            for name in ("shards_2", "tp2_pp2"):
                 other = replace(setting, optimizer=update)
                 yield Entry("optimizer", other, name, VARIED[name])
 
@@ -169,7 +167,7 @@ def _updates() -> Iterator[Entry]:
 def _precisions() -> Iterator[Entry]:
     for setting in BOTH:
         for precision in PRECISIONS:
-            for name in ("one", "shards_2", "shards_3", "tp2_pp2_zero1"):
+            for name in ("shards_2", "tp2_pp2"):
                 other = replace(setting, precision=precision)
                 yield Entry("precision", other, name, VARIED[name])
 
@@ -177,26 +175,20 @@ def _precisions() -> Iterator[Entry]:
 def _schedules() -> Iterator[Entry]:
     for setting in BOTH:
         for schedule in SCHEDULES:
-            for zero in (0, 3):
-                for again in ("none", "full"):
-                    shards = {"dp_shard": 2, "zero": zero} if zero else {}
-                    kind = Case(4 if zero else 2, {
-                        "pp": 2, "num_microbatches": 4, "schedule": schedule, "recompute": again,
-                        **shards,
-                    })  # fmt: skip
-                    told = f"{schedule}, zero {zero}, recompute {again}"
-                    yield Entry("schedule", setting, told, kind)
+            choice = {"pp": 2, "num_microbatches": 4, "schedule": schedule}
+            yield Entry("schedule", setting, schedule, Case(2, choice))
+            more = {"dp_shard": 2, "zero": 3, "recompute": "full"}
+            yield Entry("schedule", setting, f"{schedule}, shards, recompute",
+                        Case(4, choice | more))  # fmt: skip
 
 
 def _overlaps() -> Iterator[Entry]:
     for setting in BOTH:
         for overlap in OVERLAPS:
             for again in ("none", "full"):
-                for name in ("tp2", "tp2_pp2_zero1"):
-                    kind = VARIED[name]
-                    choice = {**kind.choice, "recompute": again}
-                    kind = replace(kind, choice=choice, stage={"overlap": overlap})
-                    yield Entry("overlap", setting, f"{overlap}, {name}, recompute {again}", kind)
+                choice = SPLIT.choice | {"recompute": again}
+                kind = replace(SPLIT, choice=choice, stage={"overlap": overlap})
+                yield Entry("overlap", setting, f"{overlap}, recompute {again}", kind)
 
 
 def _meshes() -> Iterator[Entry]:

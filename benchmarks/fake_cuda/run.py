@@ -36,9 +36,9 @@ class Result:
         return tuple(dict.fromkeys(found))
 
     @property
-    def failed(self) -> bool:
-        """Whether a rank did not come to the end of its steps."""
-        return any(seen.failed for _, seen in self.ranks)
+    def sound(self) -> bool:
+        """Whether it ran, and nothing was seen that is not to be."""
+        return bool(self.ranks) and not self.faults
 
 
 def _faults(seen: Seen) -> Iterator[str]:
@@ -48,11 +48,8 @@ def _faults(seen: Seen) -> Iterator[str]:
     for kind, texts in (("waits", seen.waits), ("race", seen.races), ("mixed", seen.mixed)):
         for text in texts:
             yield f"{kind}: {text}"
-
-
-def bad(entry: Entry, result: Result) -> bool:
-    """Whether a plan shows what it does not say of itself."""
-    return result.failed or bool(result.faults)
+    if seen.looks > LOOKS * (STEPS - 1):
+        yield f"looks back {seen.looks} times, not {LOOKS * (STEPS - 1)}"
 
 
 def run(asked: Sequence[Entry], folder: Path, limit_s: float) -> None:

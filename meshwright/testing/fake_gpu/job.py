@@ -246,7 +246,8 @@ def fake_job(
 
 def _be_careless(loss: Tensor) -> None:
     """What a loop is not to do: read on a stream that has waited for nothing, let go of what a
-    stream is at, read on the host, and copy from memory that is not pinned."""
+    stream is at, read on the host, copy from memory that is not pinned, and take numbers and places
+    of the host."""
     beside, gone = torch.cuda.Stream(), loss * 3
     with torch.cuda.stream(beside):
         loss.exp()
@@ -256,6 +257,7 @@ def _be_careless(loss: Tensor) -> None:
     del gone
     float(loss)
     torch.ones(3).to(GPU, non_blocking=True)
+    loss.expand(4).mul(torch.ones(()))[torch.arange(2)]
 
 
 def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Seen:
