@@ -12,14 +12,13 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.ir.plan.plan import BlockLayout, Plan
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.equal_plans import LATE, PLANS, Case, equal_plan
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.networks import ResNet50
 from meshwright.testing.split_all import split_all
-from meshwright.testing.equal_plans import PLANS, Case
 from tests.sampled import in_turn
 from tests.traces import zoo_graph
 
@@ -67,7 +66,7 @@ def test_every_plan_runs_with_some_models() -> None:
 def planned_for(model_name: str, kind: Case) -> tuple[Plan, Graph]:
     graph = traced(model_name, kind.batch)
     problem = make_problem(graph, Cluster.local(kind.world), precision="fp64", optimizer="adam")
-    return equal_plans.planned_for(problem, kind, partial(split, model_name, kind.batch)), graph
+    return equal_plan(problem, kind, partial(split, model_name, kind.batch)), graph
 
 
 @pytest.mark.sampled

@@ -1,1 +1,95 @@
-def page(found): return ""
+"""The page of what was found."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from benchmarks.fake_cuda.plans import GROUPS, LISTED, Entry
+from benchmarks.fake_cuda.run import Result
+from meshwright.testing.fake_gpu.process import Calls
+
+Found = Mapping[Entry, Result]
+_KINDS = "failed", "waits", "race", "mixed", "looks"
+
+
+def page(found: Found) -> str:
+    """Everything between the head and the end of `docs/results/fake_cuda.md` that is counted."""
+    return "\n".join([*_groups(found), "", *_calls(found), "", *_unsound(found), *_refused(found)])
+
+
+def _groups(found: Found) -> Iterator[str]:
+    yield "| group | plans | refused by a rule | run | kinds of ranks | sound | fail | wait | race | mix | look back too often |"  # noqa: E501
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for group in GROUPS:
+        of = [result for entry, result in found.items() if entry.group == group]
+        if of:
+            yield _row(group, of)
+    yield _row("all", list(found.values()))
+
+
+def _row(name: str, of: Sequence[Result]) -> str:
+    ran = [x for x in of if x.ranks]
+    counts = [sum(_has(x, kind) for x in ran) for kind in _KINDS]
+    shown = (
+        name, len(of), sum(bool(x.refused) for x in of), len(ran), sum(len(x.ranks) for x in ran),
+        sum(x.sound for x in ran), *counts,
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, shown))} |"
+
+
+def _has(result: Result, kind: str) -> bool:
+    return any(fault.startswith(kind) for fault in result.faults)
+
+
+def _calls(found: Found) -> Iterator[str]:
+    listed = {entry: result for entry, result in found.items() if entry.group == LISTED}
+    settings = list(dict.fromkeys(entry.setting for entry in listed))
+    yield f"| plan | {' | '.join(map(str, settings))} |"
+    yield f"|---|{'---|' * len(settings)}"
+    counts: dict[str, dict[object, str]] = {}
+    for entry, result in listed.items():
+        counts.setdefault(entry.kind, {})[entry.setting] = _busiest(result)
+    for kind, of in counts.items():
+        yield f"| {kind} | {' | '.join(of.get(x, '-') for x in settings)} |"
+    both = [_most(result) for result in listed.values() if result.sound]
+    if both:
+        yield ""
+        yield (
+            f"In the middle of all {len(both)}: {median(x.operators for x in both):.0f} operators, "
+            f"{median(x.launches for x in both):.0f} launches, "
+            f"{median(x.messages for x in both):.0f} messages."
+        )
+
+
+def _most(result: Result) -> Calls:
+    return max((seen.calls for _, seen in result.ranks), key=lambda x: x.operators)
+
+
+def _busiest(result: Result) -> str:
+    if not result.sound:
+        return "-"
+    most = _most(result)
+    return f"{most.operators}, {most.launches}, {most.messages}"
+
+
+def _unsound(found: Found) -> Iterator[str]:
+    for entry, result in found.items():
+        if result.faults:
+            yield f"- {entry.name}: {'; '.join(result.faults)}"
+
+
+def _refused(found: Found) -> Iterator[str]:
+    """By what is said, the plans."""
+    said: dict[str, list[str]] = {}
+    for entry, result in found.items():
+        if result.refused:
+            said.setdefault(_first(result.refused), []).append(entry.name)
+    yield ""
+    yield "| refused: what is said | plans |"
+    yield "|---|---|"
+    for text, names in sorted(said.items()):
+        yield f"| {text} | {len(names)}: {'; '.join(names)} |"
+
+
+def _first(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[1] if len(lines) > 1 else lines[0]).replace("|", "\\|")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,13 +14,13 @@ from meshwright.forms.updates import UPDATES
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
-from meshwright.ir.plan.plan import OVERLAPS, FormChoice, Plan, model_mesh
+from meshwright.ir.plan.plan import OVERLAPS, BlockLayout, FormChoice, Plan, model_mesh
 from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import PRECISIONS
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES
-from meshwright.testing.equal_plans import LATE, PLANS, Case, planned_for
+from meshwright.testing.equal_plans import LATE, PLANS, Case, equal_plan
 from meshwright.testing.models import CASES
 from meshwright.testing.split_all import split_all
 
@@ -70,12 +70,13 @@ class Entry:
     def made(self) -> tuple[Plan, Graph]:
         """The plan, of H100, with its graph; PlanError if a rule forbids it."""
         setting, kind = self.setting, self.case
-        graph = _traced(setting.model, setting.precision, setting.kernels, kind.batch)
+        traced = setting.model, setting.precision, setting.kernels, kind.batch
+        graph = _traced(*traced)
         cluster = Cluster.preset("h100-sxm", num_nodes=1, devices_per_node=kind.world)
         problem = make_problem(
             graph, cluster, precision=setting.precision, optimizer=setting.optimizer
         )
-        plan = planned_for(problem, kind, lambda tp: split_all(graph, tp))
+        plan = equal_plan(problem, kind, partial(_split, *traced))
         if self.saved:
             saved = {b.pattern: {"*": fate_of(self.saved)} for b in graph.blocks}
             plan = replace(plan, stages=tuple(replace(s, saved=saved) for s in plan.stages))
@@ -92,6 +93,13 @@ def _traced(model: str, precision: str, kernels: bool, batch: int) -> Graph:
         case.model(torch.float32), case.example(batch, dtype=torch.float32), case.loss_fn,
         kernels=KERNELS if kernels else (), precision=precision,
     )  # fmt: skip
+
+
+@cache
+def _split(
+    model: str, precision: str, kernels: bool, batch: int, tp: int
+) -> tuple[BlockLayout, ...]:  # fmt: skip
+    return split_all(_traced(model, precision, kernels, batch), tp)
 
 
 SHARED: Mapping[str, Case] = {

@@ -16,7 +16,7 @@ from meshwright.tools.dry.classes import rank_classes
 
 STEPS, LOOKS = 2, 4
 """A step is looked back at once it is over: its end, its loss twice, and the norm of gradients."""
-TOGETHER = 24
+TOGETHER = 40
 """Plans for which torch is loaded once."""
 
 

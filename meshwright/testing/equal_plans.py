@@ -78,7 +78,7 @@ LATE = {
 """What goes under the next step's forward (`Stage.sync`), in pipelines and beside model axes."""
 
 
-def planned_for(
+def equal_plan(
     problem: Problem, kind: Case, split: Callable[[int], tuple[BlockLayout, ...]]
 ) -> Plan:
     """The plan of a kind. `split(tp)`: layouts in which all is split that can be, however small."""

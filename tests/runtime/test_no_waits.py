@@ -18,11 +18,11 @@ from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import FormChoice
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.testing.models import CASES
 from meshwright.testing.equal_plans import LATE, Case
 from meshwright.testing.equal_plans import PLANS as PLANS_OF_ALL
 from meshwright.testing.fake_gpu import process
 from meshwright.testing.fake_gpu.process import Planned, Seen, waits_of
+from meshwright.testing.models import CASES
 from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
@@ -44,6 +44,7 @@ SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2 fp16": ("gpt2", "fp16", "adamw", (), ["zero1"]),
     "llama kernels": ("llama", "bf16", "adamw", KERNELS, ["zero1", "zero2", "tp2_pp2"]),
 }
+
 
 def planned(
     model: str, precision: str, optimizer: str, kernels: tuple[str, ...],

@@ -1,6 +1,6 @@
 """A job on GPUs that are not there: tensors have shapes and devices but no memory, collectives have
 no peers, events and streams do nothing. What would make the host wait for the device is noted, and
-what two streams, or one and the host, do to one memory in no order (`meshwright.testing.fake_gpu.streams`).
+what two streams, or one and the host, do to one memory in no order (`streams.py`).
 
 On tensors without memory torch refuses an operator whose operands lie on two devices, but for a
 number or places of the host's, which are noted here; and one that reads a value on the host, so

@@ -1,4 +1,4 @@
-"""Runs jobs on a fake GPU in processes of their own, as torch has to be told of it when it loads."""
+"""Runs jobs on a fake GPU in processes of their own: torch has to be told of it when it loads."""
 
 import json
 import multiprocessing
@@ -124,7 +124,7 @@ def _read(found: dict[str, Any]) -> Seen:
 
 
 def waits_of(
-    planned: Planned, count: int, *, careless: str = "", limit_s: float = 120.0
+    planned: Planned, count: int, *, careless: str = "", limit_s: float = 300.0
 ) -> dict[str, Seen]:
     """By name, what is seen in `count` steps of the last rank of each job. `careless`: the one
     whose loop does what waits."""
