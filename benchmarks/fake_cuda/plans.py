@@ -12,10 +12,10 @@ from meshwright.forms.storage import for_stages
 from meshwright.forms.sync import chosen
 from meshwright.forms.updates import UPDATES
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.plan.plan import OVERLAPS, BlockLayout, FormChoice, Plan, model_mesh
-from meshwright.ir.plan.verify import check
 from meshwright.ir.precision import PRECISIONS
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
@@ -23,6 +23,7 @@ from meshwright.planner.problem.schedule_tools import SCHEDULES
 from meshwright.testing.equal_plans import LATE, PLANS, Case, equal_plan
 from meshwright.testing.models import CASES
 from meshwright.testing.split_all import split_all
+from meshwright.tools.check import Checked, check_plan
 
 LISTED = "list"
 """The group of the plans that are to equal one process."""
@@ -82,7 +83,9 @@ class Entry:
             plan = replace(plan, stages=tuple(replace(s, saved=saved) for s in plan.stages))
         if self.clipped:
             plan = replace(plan, max_grad_norm=NORM)
-        check(plan, graph, cluster)
+        wrong = [x for x in check_plan(Checked(plan, ()), graph).findings if x.severity == "error"]
+        if wrong:
+            raise PlanError("; ".join(map(str, wrong)))
         return plan, graph
 
 

@@ -18,6 +18,8 @@ STEPS, LOOKS = 2, 4
 """A step is looked back at once it is over: its end, its loss twice, and the norm of gradients."""
 TOGETHER = 40
 """Plans for which torch is loaded once."""
+_ASKS = "DynamicOutputShapeException", "DataDependentOutputException"
+"""What torch raises where the host needs a value, and a tensor has none."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,30 @@ class Result:
         return tuple(dict.fromkeys(found))
 
     @property
+    def asks(self) -> str:
+        """The operator of which the host must know what it finds, so that nothing can be run
+        without values; "" if none."""
+        lasts = [_last(seen) for _, seen in self.ranks if _asks(seen)]
+        return lasts[0].split()[-1] if lasts else ""
+
+    @property
     def sound(self) -> bool:
         """Whether it ran, and nothing was seen that is not to be."""
-        return bool(self.ranks) and not self.faults
+        return bool(self.ranks) and not self.faults and not self.asks
+
+
+def _asks(seen: Seen) -> bool:
+    return any(name in seen.failed for name in _ASKS)
+
+
+def _last(seen: Seen) -> str:
+    return seen.failed.strip().splitlines()[-1]
 
 
 def _faults(seen: Seen) -> Iterator[str]:
     if seen.failed:
-        yield f"failed: {seen.failed.strip().splitlines()[-1]}"
+        if not _asks(seen):
+            yield f"failed: {_last(seen)}"
         return
     for kind, texts in (("waits", seen.waits), ("race", seen.races), ("mixed", seen.mixed)):
         for text in texts:
@@ -81,7 +99,8 @@ def _run_some(some: Sequence[Entry], folder: Path, limit_s: float, began: float)
 def _keep(folder: Path, entry: Entry, result: Result, began: float) -> None:
     said = {"name": entry.name, **asdict(result)}
     _file(folder, entry).write_text(json.dumps(said))
-    what = f"refused: {result.refused}" if result.refused else "; ".join(result.faults) or "sound"
+    what = f"refused: {result.refused}" if result.refused else "; ".join(result.faults)
+    what = what or (f"needs values: {result.asks}" if result.asks else "sound")
     passed = time.monotonic() - began
     print(f"{passed:6.0f} s {entry.name}: {what[:300]}", file=sys.stderr, flush=True)
 

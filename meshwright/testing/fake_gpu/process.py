@@ -20,6 +20,7 @@ import torch
 
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.world.children import die_with_parent
 
 HERE = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
@@ -138,6 +139,7 @@ def waits_of(
 def _run(task: Task, answers: Connection) -> None:
     from meshwright.testing.fake_gpu.job import steps
 
+    die_with_parent()
     try:
         found = steps(task.plan, task.graph, task.rank, task.count, careless=task.careless)
     except BaseException:
@@ -168,6 +170,7 @@ def _forked(task: Task, limit_s: float) -> Seen:
 def _main(given: Path, answers: int) -> None:
     import meshwright.testing.fake_gpu.job  # noqa: F401 (loaded once, ahead of all forks)
 
+    die_with_parent()
     tasks, limit_s = pickle.loads(given.read_bytes())
     with os.fdopen(answers, "w") as said:
         for name, task in tasks.items():
