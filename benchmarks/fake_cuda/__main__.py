@@ -8,8 +8,8 @@ with all kernels, then forms, stores, retentions, optimizers, precisions, schedu
 meshes; two steps of each kind of rank, each in a process with its own limit of time (`--limit`, in
 seconds). What was found lies in `--done` as it is found, so that a run that was broken off goes on;
 what is there is not run again. `--only`: names that contain a text or match a pattern of the
-shell's. `--part`: of what is left, each fourth from the first on. With `--out` the page is written.
-Exits with 1 if a plan failed, or shows what is not to be.
+shell's, in the order of these. `--part`: each fourth of them from the first on. With `--out` the
+page is written. Exits with 1 if a plan failed, or shows what is not to be.
 """
 
 import argparse
@@ -25,7 +25,9 @@ from benchmarks.fake_cuda.run import kept, run
 
 def picked(only: Sequence[str], part: str) -> tuple[Entry, ...]:
     """The plans that are asked for."""
-    found = [x for x in entries() if not only or any(_fits(x.name, text) for text in only)]
+    known = entries()
+    wanted = [x for text in only for x in known if _fits(x.name, text)]
+    found = tuple(dict.fromkeys(wanted)) if only else known
     number, _, of = part.partition("/")
     return tuple(found[int(number) - 1 :: int(of)])
 

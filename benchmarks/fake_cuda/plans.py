@@ -52,7 +52,7 @@ OWN, ALL = Setting(), Setting("llama", "bf16", kernels=True)
 BOTH = OWN, ALL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A plan that is run."""
 

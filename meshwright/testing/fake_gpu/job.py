@@ -79,7 +79,7 @@ class Waits:
         self.operators = self.launches = self.messages = 0
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
-        """An operator of torch; not what torch asks of a fake tensor in place of a real one's own."""
+        """An operator of torch; not what it asks a fake tensor where a real one knows itself."""
         if func is torch.ops.prim.device.default:
             return
         name = str(func).rpartition(".")[0]
