@@ -22,6 +22,7 @@ from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms import host_link
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.kernels.bucket_update import SENT
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_fake import fake_world
@@ -98,9 +99,12 @@ class Waits:
             source = args[1] if name == "aten.copy_" else args[0]
             if {source.device.type, made.device.type} == {"cpu", "cuda"}:
                 self._copied(name, source, made, args, kwargs)
-
         elif not name.startswith(_MAKES):
-            self._mix(name, [x for x in leaves((args, kwargs, made)) if isinstance(x, Tensor)])
+            ours = name.startswith("meshwright.")
+            named = zip(func._schema.arguments, args, strict=False)
+            sent = [x for argument, x in named if ours and argument.name == SENT]
+            given = [x for x in leaves((args, kwargs, made)) if isinstance(x, Tensor)]
+            self._mix(name, [x for x in given if not any(x is y for y in sent)])
 
     def _mix(self, name: str, operands: Sequence[Tensor]) -> None:
         host = next((x for x in operands if x.device.type == "cpu"), None)
