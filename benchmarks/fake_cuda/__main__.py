@@ -9,7 +9,7 @@ meshes; two steps of each kind of rank, each in a process with its own limit of 
 seconds). What was found lies in `--done` as it is found, so that a run that was broken off goes on;
 what is there is not run again. `--only`: names that contain a text or match a pattern of the
 shell's, in the order of these. `--part`: each fourth of them from the first on. With `--out` the
-page is written. Exits with 1 if a plan failed, or shows what is not to be.
+page is written, of all that is there. Exits with 1 if a plan failed, or shows what is not to be.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> int:
     run(asked, told.done, told.limit)
     found = kept(told.done, asked)
     if told.out:
-        told.out.write_text(page(found))
+        told.out.write_text(page(kept(told.done, entries())))
     return int(any(result.faults for result in found.values()))
 
 
