@@ -254,7 +254,8 @@ def _be_careless(loss: Tensor) -> None:
     """What a loop is not to do: read on a stream that has waited for nothing, let go of what a
     stream is at, read on the host, copy from memory that is not pinned, and take numbers and places
     of the host."""
-    beside, gone = torch.cuda.Stream(), loss * 3
+    gone = loss * 3
+    beside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(beside):
         loss.exp()
     beside.wait_stream(torch.cuda.current_stream())
