@@ -15,10 +15,12 @@ from tests.planner.problems import cluster, problem
 from tests.traces import zoo_graph
 
 
-def planned(model: str, batch: int, overlap: str, **choice: Any) -> tuple[Graph, Plan]:
-    """Everything that can be split is split, however small."""
-    case = CASES[model]
-    graph = zoo_graph(case, batch)
+def planned(
+    model: str, batch: int, overlap: str, *, graph: Graph | None = None, **choice: Any
+) -> tuple[Graph, Plan]:  # fmt: skip
+    """Everything that can be split is split, however small. `graph`: in place of the model's with
+    its own operators."""
+    graph = graph or zoo_graph(CASES[model], batch)
     world = choice.get("tp", 1) * choice.get("pp", 1) * choice.get("dp_shard", 1)
     problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
     tp = choice["tp"]

@@ -12,14 +12,13 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.ir.plan.plan import BlockLayout, Plan
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.equal_plans import LATE, PLANS, Case, equal_plan
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.networks import ResNet50
 from meshwright.testing.split_all import split_all
-from tests.equal_plans import PLANS, Case
 from tests.sampled import in_turn
 from tests.traces import zoo_graph
 
@@ -67,36 +66,13 @@ def test_every_plan_runs_with_some_models() -> None:
 def planned_for(model_name: str, kind: Case) -> tuple[Plan, Graph]:
     graph = traced(model_name, kind.batch)
     problem = make_problem(graph, Cluster.local(kind.world), precision="fp64", optimizer="adam")
-    if {
-        "tp",
-        "stage_tp",
-    } & kind.choice.keys():  # prices at which all that can be split is split, however small
-        for tp in (2, 3, 4):
-            problem.solved[model_mesh({"tp": tp}), ""] = split(model_name, kind.batch, tp)
-    return build_plan(problem, uniform_choice(problem, **kind.choice), predict=False), graph
-
-
-LATE = {
-    "parameters_tp2": Case(4, {"dp_shard": 2, "zero": 1, "tp": 2, "num_microbatches": 2}),
-    "gradients_tp2": Case(4, {"dp_replicate": 2, "tp": 2}),
-    "parameters_pp2": Case(4, {"dp_shard": 2, "zero": 1, "pp": 2, "num_microbatches": 4}),
-    "gradients_pp2": Case(4, {"dp_replicate": 2, "pp": 2, "num_microbatches": 4,
-                              "schedule": "zero_bubble"}),
-    "parameters_hsdp": Case(4, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}),
-    "gradients_of_both": Case(4, {"dp_replicate": 2, "dp_shard": 2, "recompute": "full"}),
-}  # fmt: skip
-"""What goes under the next step's forward (`Stage.sync`), in pipelines and beside model axes."""
+    return equal_plan(problem, kind, partial(split, model_name, kind.batch)), graph
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("model_name", ["gpt2", "t5", "vgg19"])
 def test_late_gathers_equal_the_single_process(model_name: str) -> None:
-    planned = []
-    for kind in LATE.values():
-        plan, graph = planned_for(model_name, kind)
-        late = FormChoice(form="dear", settings={"bucket_bytes": 4096, "ahead": 2})
-        stages = tuple(replace(stage, sync=late) for stage in plan.stages)
-        planned.append((replace(plan, stages=stages), graph))
+    planned = [planned_for(model_name, kind) for kind in LATE.values()]
     found = dict(zip(LATE, check_each_equal(MODELS[model_name], planned), strict=True))
     bad = {n: str(d) for n, d in found.items() if not (d.loss <= 1e-9 and d.parameters <= 1e-9)}
     assert not bad

@@ -17,6 +17,7 @@ from meshwright.costmodel.stage.program import play
 from meshwright.ir.cluster.device import OpClass, OpCurve
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import COMMUNICATES
+from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import OVERLAPS, Plan
 from meshwright.ir.plan.verify import check
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -28,6 +29,7 @@ from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
 from tests.overlap_plans import machine, planned, priced
 from tests.planner.problems import cluster, problem
+from tests.runtime.fused_graphs import BATCH, graph_of
 
 LEVELS = OVERLAPS[1:]
 
@@ -57,6 +59,16 @@ def test_levels_equal_one_process(model: str, level: str) -> None:
 def test_halves_equal_one_process_beside_all_else(choice: dict[str, Any]) -> None:
     graph, plan = planned("gpt2", 12 if "zero" in choice else 10, "blocks", **choice)
     difference = check_equal(CASES["gpt2"], plan, graph, steps=2)
+    assert difference.worst_of_both <= 1e-9, str(difference)
+
+
+def test_halves_equal_one_process_with_kernels_that_make_several_things() -> None:
+    """A sum and its norm: a sum of the ranks waits for the norm, what is beside it for the sum."""
+    graph, plan = planned(
+        "llama", BATCH, "block", graph=graph_of("llama"), tp=2, num_microbatches=2
+    )  # fmt: skip
+    assert "rms_norm" in used(plan)
+    difference = check_equal(CASES["llama"], plan, graph, steps=2)
     assert difference.worst_of_both <= 1e-9, str(difference)
 
 

@@ -6,6 +6,7 @@ ahead of all phases.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -157,6 +158,18 @@ def _behind(moves: Sequence[fx.Node], own: set[fx.Node]) -> set[fx.Node]:
         if node in own and node not in found:
             found.add(node)
             stack += node.all_input_nodes
+    return found | _parts(found, own)
+
+
+def _parts(made: set[fx.Node], own: set[fx.Node]) -> set[fx.Node]:
+    """What takes one of several results of such nodes. It goes with them: what crosses from one
+    graph of autograd to another is tensors, and an op is differentiated once, for all it makes."""
+    found: set[fx.Node] = set()
+    stack = list(made)
+    while stack:
+        parts = {x for x in stack.pop().users if x.target is getitem and x in own} - found
+        found |= parts
+        stack += parts
     return found
 
 

@@ -23,6 +23,8 @@ from meshwright.ir.pinned import sent
 
 ADAM, SGD = 8, 6
 """How many numbers a step has."""
+SENT = "numbers"
+"""The argument of an operator that the host has, and that the operator sends to the device."""
 PIECE = 2048
 """Elements that one program updates."""
 

@@ -1,27 +1,30 @@
-"""In a step the host waits for nothing that the device does in it, and what streams do to the same
-memory is in an order: checked on a GPU that is not there (`tests.fake_gpu`), where no operand may
-lie on another device and no value can be read."""
+"""In a step the host waits for nothing that the device does in it, what streams do to the same
+memory is in an order, and no operator has operands of the host and of the device: checked on a GPU
+that is not there (`meshwright.testing.fake_gpu`), where no value can be read."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import meshwright as mw
+from benchmarks.fake_cuda.plans import LISTED, Setting, entries
+from benchmarks.fake_cuda.run import LOOKS, STEPS, kept, run
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import FormChoice, model_mesh
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.equal_plans import LATE, Case
+from meshwright.testing.equal_plans import PLANS as PLANS_OF_ALL
+from meshwright.testing.fake_gpu import process
+from meshwright.testing.fake_gpu.process import Planned, Seen, waits_of
 from meshwright.testing.models import CASES
 from meshwright.testing.ring_layouts import with_rings
-from tests import equal_plans
-from tests.equal_plans import Case
-from tests.fake_gpu import process
-from tests.fake_gpu.process import Planned, Seen, waits_of
 from tests.runtime.wide_layers import gpt2
 from tests.sampled import ALL_CASES
 
@@ -45,8 +48,6 @@ SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2 fp16": ("gpt2", "fp16", "adamw", (), ["zero1"]),
     "llama kernels": ("llama", "bf16", "adamw", KERNELS, ["zero1", "zero2", "tp2_pp2"]),
 }
-STEPS, LOOKS = 2, 4
-"""A step is looked back at once it is over: its end, its loss twice, and the norm of gradients."""
 
 
 def planned(
@@ -101,7 +102,7 @@ def test_dropout_waits_for_nothing() -> None:
 
 def _sound(found: Seen) -> Seen:
     """What is to be seen: on whichever stream inputs come, they are free later."""
-    return Seen([], LOOKS * (STEPS - 1), [], found.late)
+    return Seen(looks=LOOKS * (STEPS - 1), late=found.late, calls=found.calls)
 
 
 def test_copies_to_the_host_are_in_order_beside_what_computes() -> None:
@@ -117,26 +118,32 @@ def test_copies_to_the_host_are_in_order_beside_what_computes() -> None:
         for name, told in stages.items()
     }
     found = waits_of(given, STEPS)
-    assert found["saved"] == found["device"] == _sound(found["device"])
+    for name in ("device", "saved"):
+        assert found[name] == replace(_sound(found["device"]), calls=found[name].calls)
     for name, seen in found.items():
         assert not seen.races and seen.late == found["device"].late, (name, seen)
 
 
 @pytest.mark.skipif(not os.environ.get(ALL_CASES), reason="in `make test-all`: minutes")
-@pytest.mark.parametrize(("kernels", "precision"), [((), "fp32"), (KERNELS, "bf16")])
+@pytest.mark.parametrize(("kernels", "precision"), [(False, "fp32"), (True, "bf16")])
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_no_plan_that_equals_one_process_waits(
-    model: str, kernels: tuple[str, ...], precision: str
+    model: str, kernels: bool, precision: str, tmp_path: Path
 ) -> None:
-    given = planned(model, precision, "adamw", kernels, equal_plans.PLANS)
-    found = waits_of(given, STEPS)
-    assert found == {name: _sound(found[name]) for name in given}
+    """Each kind of rank: `python -m benchmarks.fake_cuda` runs these and others."""
+    setting = Setting(model, precision, kernels)
+    asked = [x for x in entries() if (x.group, x.setting) == (LISTED, setting)]
+    run(asked, tmp_path, limit_s=200)
+    found = kept(tmp_path, asked)
+    assert set(found) == set(asked) and len(found) == len(PLANS_OF_ALL) + len(LATE)
+    assert not {entry.name: x.faults or x.refused for entry, x in found.items() if not x.sound}
 
 
 def test_what_waits_and_what_is_in_no_order_is_found() -> None:
     given = planned(*SETTINGS["gpt2"][:4], {"dp": PLANS["dp"]})
     found = waits_of(given, STEPS, careless="dp")["dp"]
-    assert found.waits == ["float() of a tensor", "aten._to_copy of [3] from cpu to cuda"]
+    assert found.waits == ("float() of a tensor", "aten._to_copy of [3] from cpu to cuda")
+    assert found.mixed == ("aten.mul with [] of the host", "aten.index with [2] of the host")
     first, second = found.races
     assert first.startswith("aten.exp on a side stream beside ")
     assert second == "a cuda memory [] goes back while aten.sin on a side stream may be at it"

@@ -11,8 +11,8 @@ import meshwright as mw
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.kernels import AUTO, NONE, kernels_for
 from meshwright.planner.problem.problem import make_problem
-from tests.fake_gpu import process
-from tests.fake_gpu.process import beside_guard
+from meshwright.testing.fake_gpu import process
+from meshwright.testing.fake_gpu.beside import beside_guard
 from tests.runtime.traffic import LENGTH, SAMPLES, Traffic, of_job, of_plain
 from tests.runtime.wide_layers import gpt2, llama
 

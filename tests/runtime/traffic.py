@@ -13,7 +13,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_modes import recording
 from meshwright.ir.torch_private import storage_key
-from tests.fake_gpu.job import fake_gpu, fake_job
+from meshwright.testing.fake_gpu.job import fake_gpu, fake_job
 
 SAMPLES, LENGTH = 8, 1024
 LEFT_OUT = (

@@ -21,8 +21,8 @@ from meshwright.codegen.attention.attend import (
 from meshwright.ir import torch_attention
 from meshwright.ir.torch_modes import recording
 from meshwright.ir.torch_private import fake_mode
-from tests.fake_gpu import process
-from tests.fake_gpu.process import beside_guard
+from meshwright.testing.fake_gpu import process
+from meshwright.testing.fake_gpu.beside import beside_guard
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
 

@@ -1,7 +1,12 @@
 """Every kind of plan whose run is to equal that of a single process."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem
 
 BATCH = 8
 
@@ -13,6 +18,8 @@ class Case:
     world: int
     choice: dict[str, Any] = field(default_factory=dict)
     batch: int = BATCH
+    stage: dict[str, Any] = field(default_factory=dict)
+    """What all of its stages have beside."""
 
 
 PLANS = {
@@ -54,3 +61,29 @@ PLANS = {
     "recompute_zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "recompute": "full",
                                       "schedule": "zero_bubble"}),
 }  # fmt: skip
+
+_LATE = {"sync": FormChoice(form="dear", settings={"bucket_bytes": 4096, "ahead": 2})}
+LATE = {
+    "parameters_tp2": Case(4, {"dp_shard": 2, "zero": 1, "tp": 2, "num_microbatches": 2},
+                           stage=_LATE),
+    "gradients_tp2": Case(4, {"dp_replicate": 2, "tp": 2}, stage=_LATE),
+    "parameters_pp2": Case(4, {"dp_shard": 2, "zero": 1, "pp": 2, "num_microbatches": 4},
+                           stage=_LATE),
+    "gradients_pp2": Case(4, {"dp_replicate": 2, "pp": 2, "num_microbatches": 4,
+                              "schedule": "zero_bubble"}, stage=_LATE),
+    "parameters_hsdp": Case(4, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, stage=_LATE),
+    "gradients_of_both": Case(4, {"dp_replicate": 2, "dp_shard": 2, "recompute": "full"},
+                              stage=_LATE),
+}  # fmt: skip
+"""What goes under the next step's forward (`Stage.sync`), in pipelines and beside model axes."""
+
+
+def equal_plan(
+    problem: Problem, kind: Case, split: Callable[[int], tuple[BlockLayout, ...]]
+) -> Plan:
+    """The plan of a kind. `split(tp)`: layouts in which all is split that can be, however small."""
+    if {"tp", "stage_tp"} & kind.choice.keys():
+        for tp in (2, 3, 4):
+            problem.solved[model_mesh({"tp": tp}), ""] = split(tp)
+    plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
+    return replace(plan, stages=tuple(replace(stage, **kind.stage) for stage in plan.stages))

@@ -90,8 +90,8 @@ class Streams:
         states = self._order.current_sync_states
         self._order._state_wait_for_other(states[stream], states[other])
 
-    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
-        """An operator of torch."""
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> bool:
+        """Notes an operator of torch; returns whether the device has to do something for it."""
         name = str(func).rpartition(".")[0]
         given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
         results = [x for x in leaves(made) if isinstance(x, Tensor)]
@@ -100,13 +100,14 @@ class Streams:
         for x in (*given, *results):
             self._memory(x, stream)
         if name.startswith(_FACTORIES) or makes_view(func):
-            return
+            return False
         self._after(stream, HOST)
         number = next(self._now)
         self._order.update_seq_num(stream, number)
         wrote = {storage_key(x) for x in _written(func, name, args, kwargs, results)}
         for key in dict.fromkeys(storage_key(x) for x in (*given, *results)):
             self._touch(key, _Access(stream, number, name), writes=key in wrote)
+        return on_device
 
     def _memory(self, x: Tensor, stream: int) -> "_Memory":
         key = storage_key(x)

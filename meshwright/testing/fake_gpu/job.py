@@ -1,10 +1,11 @@
 """A job on GPUs that are not there: tensors have shapes and devices but no memory, collectives have
 no peers, events and streams do nothing. What would make the host wait for the device is noted, and
-what two streams, or one and the host, do to one memory in no order (`tests.fake_gpu.streams`).
+what two streams, or one and the host, do to one memory in no order (`streams.py`).
 
-On tensors without memory torch refuses an operator whose operands lie on two devices, and one that
-reads a value on the host, so that neither can pass unseen. Launches of Triton do not happen: of the
-operators around them there are the shapes.
+On tensors without memory torch refuses an operator whose operands lie on two devices, but for a
+number or places of the host's, which are noted here; and one that reads a value on the host, so
+that neither can pass unseen. Launches of Triton do not happen: of the operators around them there
+are the shapes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms import host_link
 from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.kernels.bucket_update import SENT
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_modes import recording
-from meshwright.ir.torch_private import fake_mode, storage_key
+from meshwright.ir.torch_private import fake_mode, leaves, storage_key
 from meshwright.runtime.job import job as job_file
 from meshwright.runtime.job.build import build_rank
 from meshwright.runtime.job.job import Job
@@ -32,12 +35,16 @@ from meshwright.runtime.record.late import LateNumber
 from meshwright.runtime.step.optimizer import make_optimizer
 from meshwright.runtime.step.planned_updates import planned_choice
 from meshwright.runtime.step.updates import FormOptimizer
-from tests.fake_gpu.streams import FakeEvent, FakeStream, Streams, on_its_own_stream
+from meshwright.testing.fake_gpu.emitted import host_tensors
+from meshwright.testing.fake_gpu.process import Calls, Seen
+from meshwright.testing.fake_gpu.streams import FakeEvent, FakeStream, Streams, on_its_own_stream
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
 _READS = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal")
 _COPIES = ("aten._to_copy", "aten.copy_")
+_MAKES = ("aten.new_", "aten.empty_like", "aten.zeros_like", "aten.ones_like", "aten.full_like")
+"""What takes of its operand a type and a shape, not its values."""
 _COLLECTIVES = (
     "allreduce", "allgather", "_allgather_base", "reduce_scatter", "_reduce_scatter_base",
     "alltoall", "alltoall_base", "broadcast", "send", "recv",
@@ -59,11 +66,29 @@ class Waits:
     kept: list[Tensor] = field(default_factory=list)
     """Tensors of it, so that no other memory gets the key of one."""
     streams: Streams = field(default_factory=Streams)
+    mixed: list[str] = field(default_factory=list)
+    """Operators other than copies with operands of the host and of the device."""
+    operators: int = 0
+    """What the host has called."""
+    launches: int = 0
+    """Those that the device has to do something for."""
+    messages: int = 0
+    """Collectives and messages among them."""
+
+    def begin(self, step: int) -> None:
+        """From here on it is another step, whose calls are counted."""
+        self.step = step
+        self.operators = self.launches = self.messages = 0
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
-        """An operator of torch."""
+        """An operator of torch; not what it asks a fake tensor where a real one knows itself."""
+        if func is torch.ops.prim.device.default:
+            return
         name = str(func).rpartition(".")[0]
-        self.streams.called(func, args, kwargs, made)
+        self.operators += 1
+        if self.streams.called(func, args, kwargs, made):
+            self.launches += 1
+            self.messages += name.startswith("c10d.")
         if kwargs.get("pin_memory"):
             self.pinned.add(storage_key(made))
             self.kept.append(made)
@@ -75,6 +100,17 @@ class Waits:
             source = args[1] if name == "aten.copy_" else args[0]
             if {source.device.type, made.device.type} == {"cpu", "cuda"}:
                 self._copied(name, source, made, args, kwargs)
+        elif not name.startswith(_MAKES):
+            ours = name.startswith("meshwright.")
+            named = zip(func._schema.arguments, args, strict=False)
+            sent = [x for argument, x in named if ours and argument.name == SENT]
+            given = [x for x in leaves((args, kwargs, made)) if isinstance(x, Tensor)]
+            self._mix(name, [x for x in given if not any(x is y for y in sent)])
+
+    def _mix(self, name: str, operands: Sequence[Tensor]) -> None:
+        host = next((x for x in operands if x.device.type == "cpu"), None)
+        if host is not None and any(x.device.type == "cuda" for x in operands):
+            self.mixed.append(f"{name} with {list(host.shape)} of the host")
 
     def _copied(
         self,
@@ -196,13 +232,14 @@ class _NoFailures:
         return
 
 
-def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
+def fake_job(
+    plan: Plan, graph: Graph, rank: int, programs: tuple[StageProgram, ...]
+) -> Job:  # fmt: skip
     """Makes a rank's job, inside `fake_gpu`."""
     weights = {
         x.fqn: torch.empty(x.shape, dtype=getattr(torch, x.dtype), device="meta")
         for x in graph.tensors.values() if x.kind in (Kind.PARAMETER, Kind.BUFFER)
     }  # fmt: skip
-    programs = lower(graph, plan, rank)
     parts = build_rank(plan, graph, programs, weights, rank, GPU, 0, shared=False)
     by_kernel = "bucket_update" in used(plan)
     optimizer = make_optimizer(
@@ -217,8 +254,10 @@ def fake_job(plan: Plan, graph: Graph, rank: int) -> Job:
 
 def _be_careless(loss: Tensor) -> None:
     """What a loop is not to do: read on a stream that has waited for nothing, let go of what a
-    stream is at, read on the host, and copy from memory that is not pinned."""
-    beside, gone = torch.cuda.Stream(), loss * 3
+    stream is at, read on the host, copy from memory that is not pinned, and take numbers and places
+    of the host."""
+    gone = loss * 3
+    beside: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(beside):
         loss.exp()
     beside.wait_stream(torch.cuda.current_stream())
@@ -227,13 +266,15 @@ def _be_careless(loss: Tensor) -> None:
     del gone
     float(loss)
     torch.ones(3).to(GPU, non_blocking=True)
+    loss.expand(4).mul(torch.ones(()))[torch.arange(2)]
 
 
-def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Waits:
+def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Seen:
     """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
     makes what all others use, is left out. `careless`: a user's loop does what waits."""
+    programs = lower(graph, plan, rank)
     with fake_gpu(plan.world_size, rank) as waits:
-        job = fake_job(plan, graph, rank)
+        job = fake_job(plan, graph, rank, programs)
 
         def batch() -> dict[str, Tensor]:
             """As where labels are `ids[:, 1:]`: what a sample has is a part of what lies there."""
@@ -246,12 +287,16 @@ def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = F
 
         following = batch()
         for number in range(count):
-            waits.step = number
+            waits.begin(number)
             given, following = following, batch()
             loss = job.step(given, next_batch=following)
             if not number:
                 waits.found.clear()
+                waits.mixed.clear()
             elif careless:
                 _be_careless(loss)
         waits.streams.stop()
-    return waits
+    calls = Calls(waits.operators, waits.launches, waits.messages)
+    found, streams = tuple(waits.found), waits.streams
+    mixed = (*host_tensors(programs), *dict.fromkeys(waits.mixed))
+    return Seen(found, waits.late, tuple(streams.races), tuple(streams.late), mixed, calls)

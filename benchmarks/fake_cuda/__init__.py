@@ -1,0 +1,1 @@
+"""Plans of GPUs on GPUs that are not there: waits, races, two devices in one operator."""
