@@ -40,8 +40,8 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_wider(problem), *_decided(problem, plan), *_batch(problem, plan), *_alone(plan),
-        *_buffers(problem, plan), *_whole(problem, plan),
+        *_decided(problem, plan), *_batch(problem, plan), *_alone(plan), *_buffers(problem, plan),
+        *_wider(problem), *_whole(problem, plan),
         *random_notes(problem.graph, plan), *row_notes(problem, plan),
         *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
         *vocabulary_notes(problem.graph, plan), *measured,
