@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_modes import recording
@@ -40,7 +41,7 @@ class Traffic(NamedTuple):
 def of_job(plan: Plan, graph: Graph) -> Traffic:
     """Count a step of a job of one rank."""
     with fake_gpu(1, 0):
-        job = fake_job(plan, graph, 0)
+        job = fake_job(plan, graph, 0, lower(graph, plan, 0))
 
         def step() -> None:
             job.step({
