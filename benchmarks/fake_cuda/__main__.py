@@ -23,13 +23,21 @@ from benchmarks.fake_cuda.plans import Entry, entries
 from benchmarks.fake_cuda.run import kept, run
 
 
-def picked(only: Sequence[str], part: str) -> tuple[Entry, ...]:
+def picked(only: Sequence[str], part: tuple[int, int]) -> tuple[Entry, ...]:
     """The plans that are asked for."""
     known = entries()
     wanted = [x for text in only for x in known if _fits(x.name, text)]
     found = tuple(dict.fromkeys(wanted)) if only else known
-    number, _, of = part.partition("/")
-    return tuple(found[int(number) - 1 :: int(of)])
+    number, of = part
+    return tuple(found[number - 1 :: of])
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Which part, and of how many."""
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise argparse.ArgumentTypeError(f"{text}: of four parts the first is 1/4, the last 4/4")
+    return number, of
 
 
 def _fits(name: str, text: str) -> bool:
@@ -40,7 +48,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="1/4")
     parser.add_argument("--limit", type=float, default=120.0)
     parser.add_argument("--done", type=Path, default=Path("fake_cuda"))
     parser.add_argument("--out", type=Path)

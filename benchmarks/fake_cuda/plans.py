@@ -69,7 +69,8 @@ class Entry:
         return f"{self.group}: {self.setting}: {self.kind}"
 
     def made(self) -> tuple[Plan, Graph]:
-        """The plan, of H100, with its graph; PlanError if a rule forbids it."""
+        """The plan, of H100, with its graph; PlanError if a rule forbids it,
+        with the first of what is wrong."""
         setting, kind = self.setting, self.case
         traced = setting.model, setting.precision, setting.kernels, kind.batch
         graph = _traced(*traced)
@@ -85,7 +86,8 @@ class Entry:
             plan = replace(plan, max_grad_norm=NORM)
         wrong = [x for x in check_plan(Checked(plan, ()), graph).findings if x.severity == "error"]
         if wrong:
-            raise PlanError("; ".join(map(str, wrong)))
+            more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise PlanError(f"{wrong[0]}{more}")
         return plan, graph
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 from benchmarks.fake_cuda.plans import Entry
 from meshwright.ir.errors import PlanError
-from meshwright.testing.fake_gpu.process import Calls, Seen, Task, each_seen
+from meshwright.testing.fake_gpu.process import LOOKS, STEPS, Seen, Task, each_seen, seen_of
 from meshwright.tools.dry.classes import rank_classes
 
-STEPS, LOOKS = 2, 4
-"""A step is looked back at once it is over: its end, its loss twice, and the norm of gradients."""
 TOGETHER = 40
 """Plans for which torch is loaded once."""
 _ASKS = "DynamicOutputShapeException", "DataDependentOutputException"
@@ -66,8 +64,8 @@ def _faults(seen: Seen) -> Iterator[str]:
     for kind, texts in (("waits", seen.waits), ("race", seen.races), ("mixed", seen.mixed)):
         for text in texts:
             yield f"{kind}: {text}"
-    if seen.looks > LOOKS * (STEPS - 1):
-        yield f"looks back {seen.looks} times, not {LOOKS * (STEPS - 1)}"
+    if seen.looks > LOOKS:
+        yield f"looks back {seen.looks} times, not {LOOKS}"
 
 
 def run(asked: Sequence[Entry], folder: Path, limit_s: float) -> None:
@@ -115,13 +113,6 @@ def kept(folder: Path, asked: Sequence[Entry]) -> Mapping[Entry, Result]:
     for entry in asked:
         if (path := _file(folder, entry)).exists():
             said = json.loads(path.read_text())
-            ranks = tuple((rank, _seen(seen)) for rank, seen in said["ranks"])
+            ranks = tuple((rank, seen_of(seen)) for rank, seen in said["ranks"])
             found[entry.name] = entry, Result(said["refused"], ranks)
     return dict(found.values())
-
-
-def _seen(said: dict[str, object]) -> Seen:
-    lists = {key: tuple(x) for key, x in said.items() if isinstance(x, list)}
-    calls = said["calls"]
-    assert isinstance(calls, dict)
-    return Seen(**{**said, **lists, "calls": Calls(**calls)})  # type: ignore[arg-type]

@@ -42,12 +42,12 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
                     stores = f"store {' or '.join(without_parameters())}, or none, for {path}"
                     yield Finding(key, has, stores if key == "store" else f"no sync for {path}")
                 elif told != ids or not ids:
-                    message = f"stage {index}: {form} has the rows of {path} that input "
+                    rows = f"input {told[:SHOWN]!r}" if told else "an input"
+                    message = f"stage {index}: {form} has the rows of {path} that {rows} names, "
                     near = f"no {key} for {path}, which is read otherwise too"
                     yield Finding(
-                        key, f"{message}{told[:SHOWN]!r} names, and others are read",
-                        f"ids {ids!r}" if ids else near,
-                    )  # fmt: skip
+                        key, f"{message}and others are read", f"ids {ids!r}" if ids else near
+                    )
                 elif 0 in splits_of(plan, graph, index, path).values():
                     yield torn_rows(form, path)
                 elif view.dp > 1 and _gathers_ids(plan, graph, index, path, ids):

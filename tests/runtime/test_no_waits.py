@@ -2,31 +2,25 @@
 memory is in an order, and no operator has operands of the host and of the device: checked on a GPU
 that is not there (`meshwright.testing.fake_gpu`), where no value can be read."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import meshwright as mw
-from benchmarks.fake_cuda.plans import LISTED, Setting, entries
-from benchmarks.fake_cuda.run import LOOKS, STEPS, kept, run
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import FormChoice, model_mesh
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.testing.equal_plans import LATE, Case
-from meshwright.testing.equal_plans import PLANS as PLANS_OF_ALL
+from meshwright.testing.equal_plans import Case
 from meshwright.testing.fake_gpu import process
-from meshwright.testing.fake_gpu.process import Planned, Seen, waits_of
+from meshwright.testing.fake_gpu.process import LOOKS, STEPS, Planned, Seen, waits_of
 from meshwright.testing.models import CASES
 from meshwright.testing.ring_layouts import with_rings
 from tests.runtime.wide_layers import gpt2
-from tests.sampled import ALL_CASES
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
 
@@ -102,7 +96,7 @@ def test_dropout_waits_for_nothing() -> None:
 
 def _sound(found: Seen) -> Seen:
     """What is to be seen: on whichever stream inputs come, they are free later."""
-    return Seen(looks=LOOKS * (STEPS - 1), late=found.late, calls=found.calls)
+    return Seen(looks=LOOKS, late=found.late, calls=found.calls)
 
 
 def test_copies_to_the_host_are_in_order_beside_what_computes() -> None:
@@ -122,21 +116,6 @@ def test_copies_to_the_host_are_in_order_beside_what_computes() -> None:
         assert found[name] == replace(_sound(found["device"]), calls=found[name].calls)
     for name, seen in found.items():
         assert not seen.races and seen.late == found["device"].late, (name, seen)
-
-
-@pytest.mark.skipif(not os.environ.get(ALL_CASES), reason="in `make test-all`: minutes")
-@pytest.mark.parametrize(("kernels", "precision"), [(False, "fp32"), (True, "bf16")])
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
-def test_no_plan_that_equals_one_process_waits(
-    model: str, kernels: bool, precision: str, tmp_path: Path
-) -> None:
-    """Each kind of rank: `python -m benchmarks.fake_cuda` runs these and others."""
-    setting = Setting(model, precision, kernels)
-    asked = [x for x in entries() if (x.group, x.setting) == (LISTED, setting)]
-    run(asked, tmp_path, limit_s=200)
-    found = kept(tmp_path, asked)
-    assert set(found) == set(asked) and len(found) == len(PLANS_OF_ALL) + len(LATE)
-    assert not {entry.name: x.faults or x.refused for entry, x in found.items() if not x.sound}
 
 
 def test_what_waits_and_what_is_in_no_order_is_found() -> None:

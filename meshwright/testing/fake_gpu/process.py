@@ -25,6 +25,11 @@ from meshwright.runtime.world.children import die_with_parent
 HERE = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 Planned = Mapping[str, tuple[Plan, Graph]]
+STEPS = 2
+"""Of a job: the first makes what all others use."""
+LOOKS = 4
+"""How often they look back at a step, once it is over: its end, its loss twice, and the norm of
+gradients."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def each_seen(tasks: Mapping[str, Task], limit_s: float = 120.0) -> Iterator[tup
                 for line in said:
                     name, found = json.loads(line)
                     del left[name]
-                    yield name, _read(found)
+                    yield name, seen_of(found)
         finally:
             server.kill()
             server.wait()
@@ -119,7 +124,8 @@ def each_seen(tasks: Mapping[str, Task], limit_s: float = 120.0) -> Iterator[tup
         yield name, Seen(failed="the process that was to be forked for it died")
 
 
-def _read(found: dict[str, Any]) -> Seen:
+def seen_of(found: Mapping[str, Any]) -> Seen:
+    """Returns what was seen, as JSON has it."""
     lists = {key: tuple(x) for key, x in found.items() if isinstance(x, list)}
     return Seen(**{**found, **lists, "calls": Calls(**found["calls"])})
 
