@@ -309,9 +309,9 @@ class Trace(ABC):
         """The memory that a value looks into where it is placed so; along an axis of one rank it
         lies as it does, whatever an op says."""
         placed = self.placed.get(name, where)
-        alone = {axis: placed.get(axis, R) for axis, line in self.site.axes.items()
-                 if line.size == 1}  # fmt: skip
-        key = name, self.normal({**where, **alone})
+        lies = {axis: (placed if line.size == 1 else where).get(axis, R)
+                for axis, line in self.site.axes.items()}  # fmt: skip
+        key = name, self.normal(lies)
         return self.storage.get(key, key)
 
     def _where_saved(self, op: Op, name: str, inputs: Sequence[Where]) -> Storage:
