@@ -4,8 +4,8 @@ Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +58,19 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatte
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def updates_without_memory() -> Iterator[None]:
+    """Inside, optimizers' steps in one kernel that torch has no shapes of do nothing to tensors
+    without memory, as those that it has do: they make no tensor, and write to what is there."""
+    known = torch._C._dispatch_get_all_op_names()
+    fused = [x for x in known if x.startswith("aten::_fused_") and x.split(".")[0].endswith("_")]
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in fused:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
+                library.impl(name.removeprefix("aten::"), lambda *_, **__: None, "Meta")
+        yield
 
 
 def is_fake(x: object) -> bool:

@@ -19,8 +19,8 @@ with operands of the host and of the device, places of emitted code that make te
 and how often the host looks back at the step before (four times, once it is over). The first
 group is of all plans of `tests/test_equality.py`'s lists (33, and 6 whose gathers go under the
 next step), for GPT-2 and Llama, in float32 with the models' own operators and in bf16 with all
-kernels. The others vary one thing each. A run that is broken off goes on; **{left} of {whole}
-plans have not been run yet** (`--done` keeps what is there).
+kernels. The others vary one thing each. A run that is broken off goes on (`--done` keeps what is
+there): {run}
 
 Not tried here: blocks that torch compiles, CUDA graphs, rows of tables and caches, dropout. Those
 that need values (how many rows there are, say) cannot be run without. What waits and says so:
@@ -35,7 +35,13 @@ _KINDS = "failed", "waits", "race", "mixed", "looks"
 def page(found: Found) -> str:
     """The whole of `docs/results/fake_cuda.md`."""
     whole = len(entries())
-    head = HEAD.format(day=f"{date.today():%d %B %Y}", left=whole - len(found), whole=whole)
+    left = whole - len(found)
+    run = (
+        f"**{left} of {whole} plans have not been run yet**."
+        if left
+        else f"all {whole} plans were."
+    )
+    head = HEAD.format(day=f"{date.today():%d %B %Y}", run=run)
     parts = [
         head, *_groups(found), "", "## What the host calls in a step", "", CALLS, "",
         *_calls(found), "", "## Not sound", "", *_unsound(found), "", "## Refused", "",

@@ -13,6 +13,19 @@ from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import Precision, precision
 
+NEAREST = "zero 1, or a precision without copies"
+
+
+def lost_copies(exchange: Exchange, numbers: Precision) -> str:
+    """Says how the table of a form forbids the copies that blocks read; "" if it does not."""
+    if not numbers.copied or takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
+        return ""
+    some = has_some_rows(exchange.form) or bool(exchange.row_copies)
+    if not exchange.is_split("parameters") or some:
+        return ""
+    held = f"{exchange.form} has parts of parameters and knows of no copies"
+    return f"blocks read copies of parameters, and {held}"
+
 
 @cache
 def copied(exchange: Exchange, numbers: Precision) -> Exchange:
@@ -27,12 +40,8 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
         if exchange.has_as_read:
             rows = tuple(_brought_as_copies(row, share) for row in rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
-    some = has_some_rows(exchange.form) or bool(exchange.row_copies)
-    if exchange.is_split("parameters") and not some:
-        raise PlanError(
-            f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
-            "knows of no copies; nearest is zero 1, or a precision without copies"
-        )
+    if lost := lost_copies(exchange, numbers):
+        raise PlanError(f"{lost}; nearest is {NEAREST}")
     if "parameters" in exchange.on_host and not exchange.row_copies:
         rows = tuple(_brought_as_copies(row, share) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, copies_apart=True)

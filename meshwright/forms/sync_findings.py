@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.forms.copied import NEAREST, lost_copies
 from meshwright.forms.storage import is_split, keeps_rows
 from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.sync import (
@@ -50,8 +51,11 @@ def findings(plan: Plan) -> Iterator[Finding]:
             if plan.max_grad_norm and view.dp > 1 and (near := undone_by_norm(view.sync_form)):
                 message = f"stage {index}{of}: gradients are clipped to a norm, so {view.sync_form}"
                 yield Finding("sync", f"{message} lets none of them be late", near, "warning")
-            for finding in of_stage(view, stepped or plan.optimizer):
+            wrong = tuple(of_stage(view, stepped or plan.optimizer))
+            for finding in wrong:
                 yield replace(finding, message=f"stage {index}{of}: {finding.message}")
+            if not wrong and (lost := lost_copies(exchange_of(view), precision(plan.precision))):
+                yield Finding("sync", f"stage {index}{of}: {lost}", NEAREST)
 
 
 def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from meshwright.forms.running import SyncRun
 from meshwright.forms.updates import KernelStep, update, with_kernel
 from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update as kernel
+from meshwright.ir.pinned import sent
 
 Group = dict[str, Any]
 _Key = tuple[object, ...]
@@ -34,7 +35,7 @@ class FormOptimizer:
         known: dict[_Key, Tensor] = self.__dict__.setdefault("_known_tables", {})
         key = like[0].device, *(x.numel() for x in like)
         if key not in known:
-            known[key] = kernel.table([x.numel() for x in like]).to(like[0].device)
+            known[key] = sent(kernel.table([x.numel() for x in like]), like[0].device)
         return known[key]
 
     def _scale(self, like: Tensor) -> Tensor:

@@ -201,6 +201,17 @@ def test_what_cannot_be_is_refused(said: dict[str, ParameterChoice], rule: str, 
     assert rule in wrong[0].message and near in wrong[0].nearest, wrong
 
 
+def test_parts_of_which_blocks_read_copies_are_refused_by_the_check() -> None:
+    """Not by a job that begins, alone."""
+    plan = plan_of(2, 1, 1)
+    said = {"*": ParameterChoice(zero=3, sync=OWNED)}
+    plan = replace(plan, stages=tuple(replace(s, by_parameter=said) for s in plan.stages))
+    assert not [*findings(plan)]
+    (wrong,) = findings(replace(plan, precision="bf16"))
+    assert "by_owner has parts of parameters and knows of no copies" in wrong.message
+    assert wrong.nearest == "zero 1, or a precision without copies"
+
+
 def test_a_matrix_that_a_model_axis_splits_is_refused() -> None:
     asked = problem(4)
     plan = build_plan(asked, uniform_choice(asked, num_microbatches=2, dp_shard=2, tp=2, zero=1))

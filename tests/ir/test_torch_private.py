@@ -35,6 +35,20 @@ def test_fake_and_real() -> None:
     assert private.storage_key(real) != private.storage_key(torch.ones(4))
 
 
+def test_every_update_in_one_kernel_runs_without_memory() -> None:
+    makers = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW)
+    with private.updates_without_memory(), private.fake_mode():
+        for make in makers:
+            weight = torch.nn.Parameter(torch.empty(1 << 40))
+            weight.grad = torch.empty_like(weight)
+            make([weight], lr=0.1, fused=True).step()
+    with private.fake_mode(), pytest.raises(RuntimeError):  # takes memory to find out
+        torch._fused_sgd_(
+            [weight], [weight], [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0,
+            nesterov=False, maximize=False, is_first_step=True,
+        )  # fmt: skip
+
+
 def test_errors_of_the_fake_mode() -> None:
     with private.fake_mode(), pytest.raises(torch_errors.DATA_DEPENDENT) as error:
         bool(torch.ones(2).sum() > 0)

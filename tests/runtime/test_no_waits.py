@@ -34,10 +34,12 @@ PLANS = {
     "cp2": Case(2, {"model": model_mesh({"cp": 2})}),
     "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
                                   "schedule": "zero_bubble"}),
+    # Its first update is in the second step.
+    "late": Case(2, {"dp_replicate": 2}, stage={"sync": FormChoice(form="dear")}),
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, str, str, tuple[str, ...], list[str]]] = {
     "gpt2": ("gpt2", "fp32", "adamw", (), [*PLANS]),
-    "gpt2 kernels": ("gpt2", "bf16", "sgd", KERNELS, ["dp", "zero1"]),
+    "gpt2 kernels": ("gpt2", "bf16", "sgd", KERNELS, ["dp", "zero1", "late"]),
     "llama": ("llama", "bf16", "adamw", (), ["zero3", "tp2_pp2", "cp2"]),
     "gpt2 fp16": ("gpt2", "fp16", "adamw", (), ["zero1"]),
     "llama kernels": ("llama", "bf16", "adamw", KERNELS, ["zero1", "zero2", "tp2_pp2"]),
@@ -65,6 +67,7 @@ def _on_gpus(graph: Graph, precision: str, optimizer: str, kinds: Mapping[str, C
         problem = make_problem(graph, cluster, precision=precision, optimizer=optimizer)
         plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
         plan = with_rings(plan, graph) if "cp" in plan.stages[0].mesh else plan
+        plan = replace(plan, stages=tuple(replace(s, **kind.stage) for s in plan.stages))
         found[name] = replace(plan, max_grad_norm=1.0), graph
     return found
 

@@ -27,7 +27,7 @@ from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_modes import recording
-from meshwright.ir.torch_private import fake_mode, leaves, storage_key
+from meshwright.ir.torch_private import fake_mode, leaves, storage_key, updates_without_memory
 from meshwright.runtime.job import job as job_file
 from meshwright.runtime.job.build import build_rank
 from meshwright.runtime.job.job import Job
@@ -210,6 +210,7 @@ def fake_gpu(world_size: int, rank: int) -> Iterator[Waits]:
         stack.enter_context(fake_world(world_size, rank))
         for double in doubles:
             stack.enter_context(double)
+        stack.enter_context(updates_without_memory())
         stack.enter_context(fake_mode())
         stack.enter_context(recording(waits.called))
         yield waits
