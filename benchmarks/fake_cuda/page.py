@@ -51,8 +51,8 @@ def page(found: Found) -> str:
 
 
 def _groups(found: Found) -> Iterator[str]:
-    yield "| group | plans | refused by a rule | run | kinds of ranks | sound | need values | fail | wait | race | mix | look back too often |"  # noqa: E501
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "| group | plans | refused by a rule | run | kinds of ranks | sound | wait as they say | need values | fail | wait | race | mix | look back too often |"  # noqa: E501
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for group in GROUPS:
         of = [result for entry, result in found.items() if entry.group == group]
         if of:
@@ -65,7 +65,8 @@ def _row(name: str, of: Sequence[Result]) -> str:
     counts = [sum(_has(x, kind) for x in ran) for kind in _KINDS]
     shown = (
         name, len(of), sum(bool(x.refused) for x in of), len(ran), sum(len(x.ranks) for x in ran),
-        sum(x.sound for x in ran), sum(bool(x.asks) for x in ran), *counts,
+        sum(x.sound for x in ran), sum(x.waits_as_said for x in ran),
+        sum(bool(x.asks) for x in ran), *counts,
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
 
@@ -111,6 +112,8 @@ def _unsound(found: Found) -> Iterator[str]:
             yield f"- {entry.name}: {'; '.join(result.faults)}"
         elif result.asks:
             yield f"- {entry.name}: needs values, of {result.asks}"
+        elif result.waits_as_said:
+            yield f"- {entry.name}: waits for gradients, as its store says"
 
 
 def _refused(found: Found) -> Iterator[str]:

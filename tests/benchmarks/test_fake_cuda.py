@@ -30,7 +30,9 @@ def test_plans_are_run_and_kept_and_told(
     run(asked, tmp_path, limit_s=100)
     found = kept(tmp_path, asked)
     assert [found[x].sound for x in asked] == [True, False, False]
-    assert any(x.startswith("waits: ") for x in found[slow].faults)
+    assert found[slow].waits_as_said and not found[slow].faults
+    unsaid = replace(found[slow], on_host=False)
+    assert any(x.startswith("waits: ") for x in unsaid.faults) and not unsaid.waits_as_said
     assert "nearest: store whole" in found[no].refused and not found[no].ranks
     assert found[sound].ranks[0][1].calls.launches > 100
     assert f"{no.name}: refused" in capsys.readouterr().err
@@ -41,7 +43,8 @@ def test_plans_are_run_and_kept_and_told(
     (late,) = kept(tmp_path / "other", [sound]).values()
     assert late.faults == ("failed: it had not ended after 0.01 s",)
     told = page(found)
-    assert "| all | 3 | 1 | 2 | 2 | 1 | 0 | 0 | 1 |" in told and slow.name in told
+    assert "| all | 3 | 1 | 2 | 2 | 1 | 1 | 0 | 0 | 0 |" in told
+    assert f"{slow.name}: waits for gradients, as its store says" in told
 
 
 def test_all_plans_that_are_to_equal_one_process_are_there() -> None:
