@@ -1,5 +1,6 @@
 """Memory in narrow and wide numbers on a CPU: predicted beside tracked bytes of tensors."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -72,8 +73,7 @@ class _Products(nn.Module):
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
-        pairs = zip(widths, widths[1:], strict=False)
-        self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in pairs))
+        self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
