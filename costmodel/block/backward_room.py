@@ -59,13 +59,20 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
                     new += nbytes
                     made.setdefault(roots[name], nbytes)
             own, again = made_of.by(step)
-            beside, least = pairs[number][1]
+            beside, least, before = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
+            early = live.nbytes + new + before - freed
             results = {roots.get(name, name) for name in step.op.outputs}
-            alone = _alone(step, elements) + beside + again + made_of.sum_bytes(step)
+            alone = _alone(step, elements) + max(beside, before) + again + made_of.sum_bytes(step)
             one_op = max(one_op, alone + live.given_beside(results))
+            if before:
+                most = max(most, early)
+                adding = max(adding, early + made_of.waiting_bytes)
+                if early - sum(to_come.values()) > growing:
+                    growing = early - sum(to_come.values())
+                    at = late_s.get(step.op.name, 0.0)
             for name in step.op.inputs:
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple
 
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey, Target
@@ -63,6 +64,17 @@ class PricedMove:
     """Of the value as if whole on the axis."""
 
 
+class OpRoom(NamedTuple):
+    """Bytes that the backward of an op has at once."""
+
+    beside: int = 0
+    """Beside its operands, results and their gradients."""
+    least: int = 0
+    """In all, at least."""
+    before: int = 0
+    """As `beside`, before there are gradients of its parameters; 0: never more."""
+
+
 @dataclass
 class Walk(Trace):
     """Prices ops one after the other, keeping track of where values lie."""
@@ -78,8 +90,8 @@ class Walk(Trace):
     """The same with what is there inside backwards alone."""
     logits: int = 0
     """Most that a loss reads."""
-    rooms: list[tuple[int, int]] = field(default_factory=list)
-    """Of each op: bytes beside its operands, and the least that its backward has at once."""
+    rooms: list[OpRoom] = field(default_factory=list)
+    """Of each op."""
     flops: float = 0.0
     trail: list["PricedOp | PricedMove"] = field(default_factory=list)
     """All ops and conversions that were priced, in order."""
@@ -175,7 +187,7 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside, least, later, own = 0, 0, 0, None
+        beside, least, later, before, own = 0, 0, 0, 0, None
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
@@ -188,8 +200,9 @@ class Walk(Trace):
             at_once = operands + beside + local.output_bytes
             self.workspace = max(self.workspace, at_once + self._inside_forward(step, local), least)
             later = self._temporaries(step, local)
-            self.in_backward = max(self.in_backward, at_once + later, least)
-        self.rooms.append((beside + later, least))
+            before = self._temporaries_before(step, local)
+            self.in_backward = max(self.in_backward, at_once + max(later, before), least)
+        self.rooms.append(OpRoom(beside + later, least, before and beside + before))
         self._save(step, share, own and own[0])
 
     def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
@@ -253,6 +266,13 @@ class Walk(Trace):
         if not values and not flags:
             return 0
         return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+
+    def _temporaries_before(self, step: OpStep, local: LocalOp) -> int:
+        """Of these, what there is before gradients of parameters; 0: never more."""
+        count = facts(step.op.target).temporaries_before
+        if count is None or self.site.run_as is not USUAL or not step.has_gradient:
+            return 0
+        return count(step.op, self._part(step, local))
 
     def _shared(self, step: OpStep) -> tuple[int, int] | None:
         """Bytes that our way of computing the op keeps in place of its first input, and has inside

@@ -134,6 +134,8 @@ class OpFacts:
     temporaries: CountTemporaries | None = None
     """Bytes that torch's own backward holds inside, beside the same, of an operator whose shapes or
     arguments say it; without it, what a table says for each element (`ir.graph.temporaries`)."""
+    temporaries_before: CountTemporaries | None = None
+    """The same before there is a gradient of its parameters; without it, never more."""
     forward_inside: CountTemporaries | None = None
     """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
     """

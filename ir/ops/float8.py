@@ -38,18 +38,34 @@ def _forward_inside(op: Op, part: CallPart) -> int:
     return max(cast, x + weight)
 
 
-def _temporaries(op: Op, part: CallPart) -> int:
+def _casts(op: Op, part: CallPart) -> int:
     """What the result's gradient is cast to by rows, and the weight, stay; then the gradient is
-    cast by columns, and the input. The input's own gradient is there from the first product on."""
+    cast by columns, and the input. The input's own gradient is there from the first product on,
+    even if nobody wants it."""
     if not (sizes := _sizes(part)):
         return 0
     x, weight, result = sizes
-    first = result + _CAST * weight - x * part.width
-    return max(first, result + weight + max(_CAST * result, result + _CAST * x))
+    first = result + _CAST * weight
+    stay = result + weight + x * part.width
+    counted = x * part.width * part.wanted[0]
+    return max(first, stay + max(_CAST * result, result + _CAST * x)) - counted
+
+
+def _last_product(op: Op, part: CallPart) -> int:
+    """All four casts are there as the weight's gradient is made, even if nobody wants that."""
+    if not (sizes := _sizes(part)):
+        return 0
+    x, weight, result = sizes
+    unwanted = x * (not part.wanted[0]) + weight * (not part.wanted[1])
+    return 2 * result + weight + x + unwanted * part.width
 
 
 _LINEAR = replace(
-    PLAIN["aten.linear"], rule=_rule, forward_inside=_forward_inside, temporaries=_temporaries
+    PLAIN["aten.linear"],
+    rule=_rule,
+    forward_inside=_forward_inside,
+    temporaries=_last_product,
+    temporaries_before=_casts,
 )
 FACTS: dict[str, OpFacts] = {
     "meshwright.rowwise_linear": replace(_LINEAR, scaled="row"),

@@ -1,5 +1,6 @@
 """Memory in narrow and wide numbers on a CPU: predicted beside tracked bytes of tensors."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -67,6 +68,37 @@ def test_predicted_memory_is_what_tensors_hold(make, precision) -> None:
     assert told_of_held(model, data, precision) == pytest.approx(1.0, abs=0.01)
 
 
+class _Products(nn.Module):
+    """Linear layers, the last of which is not of 8-bit floats."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+PRODUCTS = {"wide": ((512, 512, 512, 16), 256), "tall": ((64, 256, 64, 16), 4096)}
+"""Widths and rows: weights have most of the bytes, or values."""
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("shape", PRODUCTS)
+@pytest.mark.parametrize("precision", ["fp8-rowwise", "fp8-tensorwise"])
+def test_what_casts_to_8_bits_hold_is_predicted(precision, shape, microbatches) -> None:
+    """Before a weight's gradient is made, and as it is; and a gradient that nobody wants, of what
+    the first layer reads."""
+    with_library("torchao")
+    torch.manual_seed(0)
+    widths, rows = PRODUCTS[shape]
+    data = (torch.randn(rows, widths[0]),)
+    told = told_of_held(_Products(*widths), data, precision, microbatches=microbatches)
+    assert told == pytest.approx(1.0, abs=0.002)
+
+
 class _PartsOfOwn(nn.Module):
     """A layer in float64 and one value in bfloat16, in a model in float32."""
 
@@ -92,6 +124,7 @@ def test_parts_in_numbers_of_their_own_are_held_so() -> None:
 SHARDED = [
     (_gpt2, "fp32", 3, 1), (_gpt2, "bf16-autocast", 3, 2), (_gpt2, "fp16", 1, 1),
     (_llama, "fp64", 2, 2), (_llama, "bf16", 3, 2), (_llama, "tf32", 3, 1),
+    (_llama, "fp8-rowwise", 3, 2), (_llama, "fp8-tensorwise", 3, 2),
 ]  # fmt: skip
 """With how many micro-batches under which `zero`."""
 
@@ -103,6 +136,7 @@ def _made(make: Any, precision: str) -> nn.Module:
 
 
 def _most(jobs: list[tuple[Any, Plan, Graph]], data: tuple[Tensor, ...]) -> list[int]:
+    with_library("torchao")
     return [
         peak_of(
             compile_job(_made(make, plan.precision), plan, optimizer="adamw", device="cpu",
@@ -115,7 +149,9 @@ def _most(jobs: list[tuple[Any, Plan, Graph]], data: tuple[Tensor, ...]) -> list
 
 def test_ranks_that_share_hold_what_is_predicted() -> None:
     """Of a tied weight, whose gradient waits for its first reader, too; and of a block's parameters
-    that come while the gradient that it is given is there."""
+    that come while the gradient that it is given is there; and of an 8-bit product, whose operands
+    are cast before there is a gradient of its weight."""
+    with_library("torchao")
     data = (torch.randint(WORDS, (8, TOKENS)),)
     jobs, told = [], []
     for make, precision, zero, parts in SHARDED:
