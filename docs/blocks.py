@@ -20,7 +20,10 @@ ROOT = Path(__file__).parent.parent
 KINDS = ("python", "diff", "sh", "text", "mermaid", "console")
 """`console` is of pages that `docs.generate` makes."""
 
-_FENCE = re.compile(r"(?P<before>[^\n]*)\n\n```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
+# From where a line begins, or behind the fence before: from each letter it took 4 s.
+_FENCE = re.compile(
+    r"(?:^|(?<=^```))(?P<before>[^\n]*)\n\n```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S
+)
 _ALL_FENCES = re.compile(r"^```.*?^```$", re.M | re.S)
 _RANKS = re.compile(r"`torchrun --nproc-per-node (\d+) (\w+\.py)[^`]*`$")
 _FILE = re.compile(r"^`(\w+\.py)`: ")
