@@ -33,6 +33,7 @@ _FOREIGN = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy"}
 
 
 _CACHED: Any = type(lru_cache(lambda: None))
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class StatePlace:
         if self.how == "cell":
             return self.holder.cell_contents
         try:
-            return self.holder[self.key]
+            return _item(self.holder, self.key)
         except (LookupError, TypeError):
             return None
 
@@ -65,6 +66,15 @@ class StatePlace:
             self.holder.cell_contents = value
         else:
             self.holder[self.key] = value
+
+
+def _item(holder: Any, key: Any) -> Any:
+    """What a container itself has there: some make things of it when they are asked, as tables of
+    layers make a layer."""
+    if isinstance(holder, dict) and type(holder) is not dict:
+        kept = dict.get(holder, key, _ABSENT)
+        return holder[key] if kept is _ABSENT else kept
+    return holder[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,16 @@ def test_meta_model_is_the_same_graph(name: str) -> None:
     assert meta.ops == real.ops and meta.blocks == real.blocks and meta.tensors == real.tensors
 
 
+def test_new_tensors_are_on_the_cpu_wherever_the_caller_makes_them() -> None:
+    case = CASES["gpt2"]
+    model, example = case.model(torch.float64), case.example(dtype=torch.float64)
+    with torch.device("meta"):
+        elsewhere = trace(model, example, case.loss_fn)
+        assert torch.zeros(1).is_meta  # which is put back afterwards
+    here = zoo_graph(case)
+    assert elsewhere.ops == here.ops and elsewhere.tensors == here.tensors
+
+
 _BERT = BertConfig(
     vocab_size=16, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=8, max_position_embeddings=12,

@@ -50,6 +50,34 @@ def test_nothing_of_the_users_is_changed() -> None:
     assert type(model.linear.weight.detach()) is Tensor
 
 
+class Layers(dict[str, type[nn.Module]]):
+    """Makes a layer of whoever asks for one, as tables of transformers do."""
+
+    def __getitem__(self, name: str) -> nn.Module:
+        MADE.append(name)
+        return super().__getitem__(name)()
+
+
+MADE: list[str] = []
+LAYERS = Layers(relu=nn.ReLU)
+
+
+class OfTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return (LAYERS["relu"](x) if x.ndim > 9 else x).sum()
+
+
+def test_a_table_makes_nothing_when_it_is_looked_into() -> None:
+    graph = trace(OfTable(), EXAMPLE)
+    check_repeats(OfTable(), EXAMPLE, None, graph)
+    assert MADE == []
+
+
 class Hidden:
     """State that a trace's look at attributes does not find."""
 
