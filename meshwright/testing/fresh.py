@@ -5,6 +5,7 @@ processes are forked from one that has imported what others than we have written
 Triton is among it, so TRITON_INTERPRET, which is read when it is imported, has no effect.
 """
 
+import gc
 import os
 import runpy
 import subprocess
@@ -55,6 +56,7 @@ def _read(path: Path) -> str:
 def _main(
     arguments: tuple[str, ...], environment: dict[str, str], folder: Path, said: Path
 ) -> None:
+    gc.freeze()  # else each collection goes through all that others have written, too
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()
