@@ -187,7 +187,7 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside, least, later, before, own = 0, 0, 0, 0, None
+        beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
@@ -198,12 +198,16 @@ class Walk(Trace):
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
             at_once = operands + beside + local.output_bytes
-            self.workspace = max(self.workspace, at_once + self._inside_forward(step, local), least)
+            ahead = self._inside_forward(step, local)
+            self.workspace = max(self.workspace, at_once + ahead, least)
             later = self._temporaries(step, local)
             before = self._temporaries_before(step, local)
             self.in_backward = max(self.in_backward, at_once + max(later, before), least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
         self._save(step, share, own and own[0])
+        if ahead:  # beside all that it and those before it keep
+            there = sum(self.saved.values()) + self._unsaved_results(step)
+            self.workspace = max(self.workspace, there + ahead)
 
     def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
         """What our way of computing the op keeps in place of its results, and has at once beside
@@ -266,6 +270,19 @@ class Walk(Trace):
         if not values and not flags:
             return 0
         return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+
+    def _unsaved_results(self, step: OpStep) -> int:
+        """Bytes of what the op makes and nothing keeps so far."""
+        kept = {(name, target) for name, _, target in self.saved}
+        return sum(
+            [
+                self.local.elements[value] * width
+                for name, (value, width) in zip(
+                    [name for name in step.op.outputs if name], step.outputs, strict=True
+                )
+                if self.stored(name, self.placed[name]) not in kept
+            ]
+        )
 
     def _temporaries_before(self, step: OpStep, local: LocalOp) -> int:
         """Of these, what there is before gradients of parameters; 0: never more."""

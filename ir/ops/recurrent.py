@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from meshwright.ir.cluster.device import OpClass
@@ -54,6 +55,7 @@ def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
 
 
 _PAGE, _LINE = 4096, 64
+_LSTM_GATES = 4
 _FLOAT = 4
 """Bytes; of oneDNN's rooms, of the lines of a processor's cache, and of a value in float32."""
 
@@ -132,12 +134,71 @@ def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
     return found
 
 
+def _by_cells(op: Op, part: CallPart) -> list[list[_Pass]]:
+    """Of each layer, its directions, where torch calls a cell for each step on a CPU; none where
+    another kernel runs, or an LSTM projects its states."""
+    weights = [i for i in slots(op, "params") if len(part.shapes[i]) == 2]
+    if part.device_kind != "cpu" or len(part.shapes[0]) != 3:
+        return []
+    layers = list(_passes(op, part.shapes))
+    return layers if len(weights) == 2 * sum(map(len, layers)) else []
+
+
+def _cells_inside(gates: int, op: Op, part: CallPart) -> int:
+    """What the gates of all steps read of the input is there until the steps have run; two
+    directions are there beside what they are put together to (torch's RNN.cpp)."""
+    inside = 0
+    for layer in _by_cells(op, part):
+        made = layer[0].made
+        inside = max(inside, gates * made + 2 * made * (len(layer) > 1))
+    return inside * part.width
+
+
+def _cells_temporaries(gates: int, freed: int, op: Op, part: CallPart) -> int:
+    """Directions and layers run backwards one by one. A step's gradient of the weight of the state
+    is added to that of the steps before it, which makes a third; then the gates' gradients of all
+    steps are put together; then that of what they read is made beside these. Meanwhile a step gives
+    back what it kept: of each value of the result, `freed` at least."""
+    layers = _by_cells(op, part)
+    if not layers:
+        return 0
+    most = done = 0
+    biases = bool(given(op, "has_biases"))
+    for number in range(len(layers) - 1, -1, -1):
+        reads = number > 0 or part.wanted[0]
+        for index, one in enumerate(layers[number]):
+            ends = index == len(layers[number]) - 1 and number < len(layers) - 1
+            state, read = gates * one.width**2, gates * one.width * one.given
+            bias = gates * one.width * biases
+            made, back = gates * one.made, one.steps * one.samples * one.given * reads
+            most = max(most, done + min(3, one.steps) * state)
+            # Steps have read the gradient of the layer's result, but for what others still hold.
+            done += state + bias - freed * one.made - ends * len(layers[number]) * one.made
+            most = max(most, done + 2 * made)
+            done += read + bias + back
+            most = max(most, done + made)
+            done -= back * (index > 0)  # the second is added to the first in place
+    return (most - part.wanted_values()) * part.width
+
+
+def _lstm_inside(op: Op, part: CallPart) -> int:
+    return 0 if _by_onednn(op, part) else _cells_inside(_LSTM_GATES, op, part)
+
+
 def _lstm_temporaries(op: Op, part: CallPart) -> int:
+    if _by_onednn(op, part):
+        return _onednn_temporaries(op, part)
+    return _cells_temporaries(_LSTM_GATES, 7, op, part)
+
+
+def _by_onednn(op: Op, part: CallPart) -> bool:
+    return part.device_kind == "cpu" and part.width == _FLOAT
+
+
+def _onednn_temporaries(op: Op, part: CallPart) -> int:
     """Layers and directions run backwards one by one: the gradient of what one reads is there
     beside what those before it have kept, and none yet of their weights or of what the first
     reads."""
-    if part.device_kind != "cpu" or part.width != _FLOAT:
-        return 0
     layers = list(_passes(op, part.shapes))
     passes = [one for layer in layers for one in layer]
     weights = [prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")]
@@ -157,8 +218,25 @@ _LAYER = replace(_CELL, rule=_rule, form=seeded)
 FACTS = {
     **named("lstm gru", replace(_LAYER, flops=_flops)),
     "aten.lstm.input": replace(
-        _LAYER, flops=_flops, cpu_keeps=_lstm_keeps, temporaries=_lstm_temporaries
+        _LAYER,
+        flops=_flops,
+        cpu_keeps=_lstm_keeps,
+        temporaries=_lstm_temporaries,
+        forward_inside=_lstm_inside,
     ),
-    **named("rnn_tanh rnn_relu", _LAYER),
+    "aten.gru.input": replace(
+        _LAYER,
+        flops=_flops,
+        temporaries=partial(_cells_temporaries, 3, 7),
+        forward_inside=partial(_cells_inside, 3),
+    ),
+    **named(
+        "rnn_tanh rnn_relu",
+        replace(
+            _LAYER,
+            temporaries=partial(_cells_temporaries, 1, 1),
+            forward_inside=partial(_cells_inside, 1),
+        ),
+    ),
     **named("lstm_cell gru_cell", _CELL),
 }

@@ -206,23 +206,49 @@ RECURRENT = {
 
 
 class _Recurrent(nn.Module):
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **given: Any) -> None:
         super().__init__()
         given = {"input_size": 32, "hidden_size": 64, "batch_first": True, **given}
-        self.into, self.lstm = nn.Linear(32, 32), nn.LSTM(**given)
+        self.into, self.layers = nn.Linear(32, 32), kind(**given)
         ways = 1 + given.get("bidirectional", False)
         self.out = nn.Linear(given["hidden_size"] * ways, 8)
         self.batch_first = given["batch_first"]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.into(x if self.batch_first else x.transpose(0, 1))
-        return self.out(self.lstm(x)[0]).square().mean()
+        return self.out(self.layers(x)[0]).square().mean()
 
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_rooms_of_onednn_are_predicted(name: str) -> None:
     told = told_of_held(_Recurrent(**RECURRENT[name]), (torch.randn(16, 32, 32),), "fp32")
     assert told == pytest.approx(1.0, abs=0.005)
+
+
+CELLS = {
+    "gru": (nn.GRU, {}, 16),
+    "gru of three layers": (nn.GRU, {"num_layers": 3}, 16),
+    "gru of two directions": (nn.GRU, {"bidirectional": True, "bias": False}, 16),
+    "gru of few samples": (nn.GRU, {"hidden_size": 128, "num_layers": 2}, 1),
+    "rnn": (nn.RNN, {"nonlinearity": "relu"}, 16),
+    "rnn of three layers": (nn.RNN, {"num_layers": 3, "batch_first": False}, 16),
+    "rnn of two directions": (nn.RNN, {"num_layers": 2, "bidirectional": True}, 16),
+    "lstm": (nn.LSTM, {}, 16),
+    "lstm of two directions": (nn.LSTM, {"num_layers": 2, "bidirectional": True}, 16),
+    "lstm of few samples": (nn.LSTM, {"hidden_size": 128, "num_layers": 2}, 1),
+}
+"""Kinds, arguments and samples; weights have most where samples are few. LSTMs in float64, which
+oneDNN does not take."""
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_cells_of_each_step_hold_is_predicted(name: str) -> None:
+    kind, given, samples = CELLS[name]
+    model, data = _Recurrent(kind, **given), torch.randn(samples, 32, 32)
+    precision = "fp32"
+    if kind is nn.LSTM:
+        model, data, precision = model.double(), data.double(), "fp64"
+    assert told_of_held(model, (data,), precision) == pytest.approx(1.0, abs=0.01)
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
