@@ -11,7 +11,6 @@ from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     aligned,
-    given,
     input_shapes,
     letters,
     make_rule,
@@ -58,18 +57,6 @@ def _operands(a: tuple[int, ...], b: tuple[int, ...], rank: int) -> tuple[Dims, 
     return left, right, (*batch, *rows, *columns)
 
 
-def _einsum(op: Op, graph: Graph) -> Rule | None:
-    """Letters are factors; an ellipsis or a repeated letter in one operand is not taken apart."""
-    equation = str(given(op, "equation")).replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if not arrow or "." in equation or any(len(set(t)) != len(t) for t in (*terms, right)):
-        return None
-    inputs = [tuple((c,) for c in term) for term in terms]
-    linear = [{i} for i in range(len(terms))]
-    return make_rule(op, graph, inputs, [tuple((c,) for c in right)], linear=linear)
-
-
 def _linear_flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(out) * of(args.get("weight"))[-1] + prod(out) * bool(of(args.get("bias")))
 
@@ -80,6 +67,10 @@ def _addmm_flops(args: Args, of: ShapeOf, out: Shape) -> int:
 
 def _product_flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(out) * of(args.get("self"))[-1]
+
+
+def _addmv_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    return 2 * prod(out) * of(args.get("mat"))[-1] + prod(out)
 
 
 def _baddbmm_flops(args: Args, of: ShapeOf, out: Shape) -> int:
@@ -97,13 +88,11 @@ FACTS = {
         ),
     ),
     **named("mm bmm matmul mv", _PRODUCT),
-    **named("dot", replace(_MATMUL, rule=_product)),
+    **named("dot vdot", replace(_MATMUL, rule=_product, flops=_product_flops)),
     **named("addmm", replace(_ADDED, flops=_addmm_flops)),
     **named("baddbmm", replace(_ADDED, flops=_baddbmm_flops)),
-    **named("addmv", replace(_ADDED, products=None)),
+    **named("addmv", replace(_ADDED, flops=_addmv_flops, products=None)),
     **named("outer", replace(_MATMUL, rule=_outer)),
-    **named("einsum", replace(_MATMUL, rule=_einsum)),
-    **named("addbmm bilinear tensordot", _MATMUL),
     **named("addmm_", OpFacts(flops=_addmm_flops)),
     **named("baddbmm_", OpFacts(flops=_baddbmm_flops)),
 }
