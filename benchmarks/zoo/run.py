@@ -160,11 +160,12 @@ def train(
     entry: Entry, model: nn.Module, plan: Plan, graph: Graph, batches: list[Batch]
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The same under the plan, on one rank."""
-    job = compile_job(
-        model, plan, optimizer=adam, loss_fn=entry.loss_fn, device="cpu",
-        graph=graph,
-    )  # fmt: skip
-    losses = [float(job.step(batch)) for batch in batches]
+    with all_double():  # what the job checks itself by, too
+        job = compile_job(
+            model, plan, optimizer=adam, loss_fn=entry.loss_fn, device="cpu",
+            graph=graph,
+        )  # fmt: skip
+        losses = [float(job.step(batch)) for batch in batches]
     state = full_state(job)
     job.close()
     return losses, state

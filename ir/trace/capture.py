@@ -29,6 +29,7 @@ from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.declared import use_declared
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
+from meshwright.ir.trace.hf_branches import as_it_runs
 from meshwright.ir.trace.hooks import check_hooks, no_gradient_hooks
 from meshwright.ir.trace.loss_module import LossFn, TrainingStep
 from meshwright.ir.trace.module_numbers import wide_parameters
@@ -133,6 +134,7 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
 
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
+            stack.enter_context(as_it_runs(step.model))
         stack.enter_context(KnownValues(_own(step, originals)))
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
