@@ -205,7 +205,7 @@ class Walk(Trace):
             self.in_backward = max(self.in_backward, at_once + max(later, before), least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
         self._save(step, share, own and own[0])
-        if ahead:  # beside all that it and those before it keep
+        if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
 

@@ -139,6 +139,8 @@ class OpFacts:
     forward_inside: CountTemporaries | None = None
     """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
     """
+    inside_to_end: bool = False
+    """These are there until the forward ends, so beside all that it keeps."""
     cpu_keeps: CountOnCpu | None = None
     """Bytes that torch's kernel on CPUs keeps inside for the backward, beside operands and its
     first result, where a trace cannot ask it; None for a call that another kernel computes."""

@@ -223,12 +223,14 @@ FACTS = {
         cpu_keeps=_lstm_keeps,
         temporaries=_lstm_temporaries,
         forward_inside=_lstm_inside,
+        inside_to_end=True,
     ),
     "aten.gru.input": replace(
         _LAYER,
         flops=_flops,
         temporaries=partial(_cells_temporaries, 3, 7),
         forward_inside=partial(_cells_inside, 3),
+        inside_to_end=True,
     ),
     **named(
         "rnn_tanh rnn_relu",
@@ -236,6 +238,7 @@ FACTS = {
             _LAYER,
             temporaries=partial(_cells_temporaries, 1, 1),
             forward_inside=partial(_cells_inside, 1),
+            inside_to_end=True,
         ),
     ),
     **named("lstm_cell gru_cell", _CELL),
