@@ -31,15 +31,6 @@ def no_python_of_graphs() -> AbstractContextManager[Any]:
     return found
 
 
-def on_cpu() -> AbstractContextManager[Any]:
-    """Inside, new tensors are on the CPU whatever device the caller has them made on. Where that is
-    the CPU there is no mode for it: torch would ask it at each call and each read of a shape, a
-    twentieth of a trace."""
-    if torch.empty(0).device.type == "cpu":
-        return nullcontext()
-    return torch.device("cpu")
-
-
 class _ShortTrace:
     """Stands for torch's `CapturedTraceback`, which looks up the text of every frame of an operator
     call, a hundred or so; torch then keeps those of a `forward`. This has the innermost of these

@@ -9,7 +9,6 @@ from torch import nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import gates, parse_gate, said
-from meshwright.ir.torch_modes import on_cpu
 from meshwright.ir.torch_private import real_mode
 
 _ROWS, _INNER = 48, 6
@@ -27,7 +26,7 @@ def found_gate(
     """The text of the gate that maps products [pairs, 2I] (or [pairs, I] if not `gated`) to what
     `compute` maps them to; empty if no file does. `numbers`: what its settings may be."""
     known = tuple(dict.fromkeys(numbers))[:_MOST_NUMBERS]
-    with real_mode(), torch.no_grad(), on_cpu():
+    with real_mode(), torch.no_grad(), torch.device("cpu"):
         product = _probe(2 * _INNER if gated else _INNER)
         try:
             expected = compute(product.clone())

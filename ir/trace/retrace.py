@@ -15,13 +15,13 @@ from linecache import getline
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.bags import GivenBags, given_bags
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.torch_errors import DATA_DEPENDENT
-from meshwright.ir.torch_modes import on_cpu
 from meshwright.ir.torch_private import fake_mode, storage_key
 from meshwright.ir.trace.capture import as_traced, fake_step, resized
 from meshwright.ir.trace.chance import (
@@ -90,7 +90,7 @@ def compare_calls(
     bags: Mapping[str, GivenBags] = MappingProxyType({}),
 ) -> None:
     """The same of a flat batch; raises `NotRun` if the first call fails. `bags`: of `resized`."""
-    with explained(), on_cpu(), fake_mode(), undisturbed(model, loss_fn):
+    with explained(), torch.device("cpu"), fake_mode(), undisturbed(model, loss_fn):
         originals: dict[int, Tensor] = {}
         shapes = resized(batch, batch_size, bags).shapes
         step, inputs = fake_step(model, batch, loss_fn, shapes, originals)

@@ -25,7 +25,6 @@ from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.torch_errors import SPEC_ERROR
-from meshwright.ir.torch_modes import on_cpu
 from meshwright.ir.torch_private import fake_mode
 from meshwright.ir.trace.annotate import marks_of, tracing
 from meshwright.ir.trace.capture import Capture, capture, is_hf
@@ -133,7 +132,7 @@ def _traced(
     with (
         rare_collections(),
         explained(),
-        on_cpu(),
+        torch.device("cpu"),
         fake_mode(),
         undisturbed(model, loss_fn),
         tracing() as calls,
