@@ -24,7 +24,7 @@ there): {run}
 
 Not tried here: blocks that torch compiles, CUDA graphs, rows of tables and caches, dropout. Those
 that need values (how many rows there are, say) cannot be run without. What waits and says so:
-stores on the host, whose optimizer steps there, and fp16, once a step.
+stores on the host, whose optimizer steps there, and `bucket_update` in fp16, once a step.
 """
 CALLS = """Of the rank that calls most: operators of torch, forward and backward, views and what
 makes memory among them; those that the device has to do something for; collectives and messages

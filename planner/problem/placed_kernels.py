@@ -15,9 +15,14 @@ from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.spots import Known
 from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
+from meshwright.ir.precision import precision
 from meshwright.planner.problem.problem import Problem
 
 TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped or packed"
+WAITS = (
+    "losses are scaled, and the host would wait in each step to know whether they overflow; "
+    "torch's fused step is told on the device"
+)
 
 _known: Memo[None, Known] = Memo()
 
@@ -51,6 +56,8 @@ class _Worth:
         if kernel == "bucket":
             return ""
         if kernel == "bucket_update":
+            if precision(self.plan.precision).scales_loss:
+                return WAITS
             gathers = exchange_of(self._stage(at)).published
             return "" if self.plan.max_grad_norm or gathers else TORCHS_STEP
         find = self._joint if kernel in joint_kernels() else self._route

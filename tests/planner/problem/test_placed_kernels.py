@@ -200,6 +200,23 @@ def test_a_step_pays_where_gradients_are_clipped_or_parameters_gathered():
     assert "no kernel steps rmsprop" in found[1.0, "rmsprop", 0][1]
 
 
+def test_where_the_host_would_wait_for_our_step_it_is_torchs():
+    """Losses of float16 are scaled: torch's step is told on the device to leave one out."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    given, fusion = (torch.randn(8, 8), torch.randn(8, 8)), Fusion("bucket_update", 0, priced=True)
+    found = {}
+    for precision in ("bf16", "fp16"):
+        traced = mw.trace(model, given, nn.functional.mse_loss, precision=precision)
+        graph = replace(traced, fusions=(fusion,))
+        where = Cluster.preset("a100-80", devices_per_node=2)
+        problem = make_problem(graph, where, precision=precision, max_grad_norm=1.0)
+        (put,) = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1)).kernels
+        found[precision] = put.places, *(m.why for m in put.missed)
+    assert found["bf16"] == (1,)
+    places, why = found["fp16"]
+    assert not places and "the host would wait in each step" in why
+
+
 def test_prices_are_kept():
     problem, plan = asked(large(), cluster())
     tables = CostTables(problem.graph, problem.cluster, "bf16-autocast")
