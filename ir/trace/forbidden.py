@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from meshwright.ir.errors import TraceError
 from meshwright.ir.torch_private import ENGINE, own_dispatch, read_compiler_rules, wraps_tensors
 from meshwright.ir.trace.explain import user_line_here
+from meshwright.ir.trace.stand_ins import standing_in
 
 _DENSE = "a plan splits dense tensors only"
 
@@ -57,11 +57,11 @@ def forbidden() -> Iterator[None]:
     read_compiler_rules()
     with ExitStack() as stack:
         module, name = ENGINE
-        stack.enter_context(mock.patch.object(module, name, _no_gradients))
-        stack.enter_context(mock.patch.object(torch.func, "grad", _no_gradients))
-        stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _no_packing))
+        stack.enter_context(standing_in(module, name, _no_gradients))
+        stack.enter_context(standing_in(torch.func, "grad", _no_gradients))
+        stack.enter_context(standing_in(torch._VF, "_pack_padded_sequence", _no_packing))
         for name in _NESTED:
-            stack.enter_context(mock.patch.object(torch.nested, name, _no_nesting))
+            stack.enter_context(standing_in(torch.nested, name, _no_nesting))
         yield
 
 

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.ir.errors import TraceError
 from meshwright.ir.torch_private import backward_hooks, backward_hooks_of_all, gradient_hooks
 from meshwright.ir.trace.explain import user_line_here
+from meshwright.ir.trace.stand_ins import standing_in
 
 _WAY_OUT = (
     "gradients are split and summed between ranks without it: change them in the optimizer (a "
@@ -52,8 +53,8 @@ def no_gradient_hooks() -> Iterator[None]:
     with ExitStack() as stack:
         for name in _REGISTERING:
             stack.enter_context(mock.patch.object(Tensor, name, _refused(name)))
-        many = _refused("register_multi_grad_hook")
-        stack.enter_context(mock.patch.object(torch.autograd.graph, many.__name__, many))
+        many = "register_multi_grad_hook"
+        stack.enter_context(standing_in(torch.autograd.graph, many, _refused(many)))
         enter = saved_tensors_hooks.__enter__
 
         def checked(hooks: saved_tensors_hooks) -> None:
