@@ -47,7 +47,8 @@ def _forward(stage: StageMemory) -> Iterator[Stretch]:
                 yield Stretch(found, found[-1])
                 found = []
         saved += block.saved
-    yield Stretch(found, Bytes(activations=saved))
+    # What it sends goes when both are over.
+    yield Stretch(found, Bytes(activations=saved, communication=stage.sent))
 
 
 def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:

@@ -59,10 +59,12 @@ def test_flat_gradients_are_always_there() -> None:
 
 
 def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
-    """4 bytes per micro-batch on its way out, besides room for two messages each way; the gradient
-    is one of these, and what was sent goes as it comes."""
-    found = totals(("0F0 0B0", "1F0 1B0"), stage(1, border=4), stage(1, entry=4))
-    assert found == [8 + 12, 8 + 14, 8 - 4 + 10 + 5 + 100, 8 + 100]
+    """4 bytes that the forward sends, while the next one runs; room for as large a gradient, from
+    the action before its backward on, in which it is a part of what its block works on."""
+    stages = stage(1, border=4), stage(1, entry=4)
+    found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
+    first = [12, 10, 10 + 4 + 4 + 12, 20 + 4 + 4]
+    assert found == [*first, 20 + 4 + 105, 10 + 4 + 100, 100 + 10 + 62, 100]
 
 
 def test_level_1_packs_gradients_flat() -> None:
@@ -111,10 +113,13 @@ def test_level_3_has_one_block_whole() -> None:
 
 
 def test_halves_hand_gradients_over() -> None:
-    """3 bytes per block from I to W; workspace in both, gradients in W."""
+    """3 bytes per block from I to W, where they go with what the block saved; workspace in both,
+    gradients in W."""
+    late = (replace(BLOCK, halved=3), replace(BLOCK, halved=3, halving=9))
+    assert totals(("0F0 0I0 0W0",), replace(stage(), blocks=late))[2] == 20 + 3 + 9
     made = replace(stage(), blocks=(replace(BLOCK, halved=3),) * 2)
     found = totals(("0F0 0I0 0W0",), made)
-    assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 10 + 5 + 200, 200]
+    assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 13 + 5 + 200, 200]
 
 
 def test_the_optimizer_may_need_more() -> None:
