@@ -57,8 +57,7 @@ def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
     for index in reversed(range(len(stage.blocks))):
         # It may stop before what it has made again begins to go, with gradients that are to come.
         block = stage.blocks[index]
-        remakes = block.one_op > block.halving
-        more = Bytes(workspace=max(0, block.one_op - block.workspace) + block.late * remakes)
+        more = Bytes(workspace=max(0, block.one_op - block.workspace) + block.late * block.remakes)
         own = [Bytes(*rise).plus(more) for at, rise in rises if at == index]
         needs = max(own, key=lambda held: held.workspace)
         again, back = stage.stops[index].again, stage.stops[index].back

@@ -119,6 +119,10 @@ class BlockMemory:
     """Kept from the first to the second half of a split backward."""
     halving: int = 0
     """Most at once in the first half, beside what it keeps."""
+    second: int = 0
+    """Most at once in the second half, beside what is there as it begins."""
+    remakes: bool = False
+    """Whether its backward makes something again."""
     given: int = 0
     """The gradients of what it makes, which are there when its backward begins."""
     waiting: int = 0
@@ -199,7 +203,12 @@ class StageMemory:
 
     @cached_property
     def halved(self) -> int:
-        """Per micro-batch between the halves of its backward."""
+        """Per micro-batch between the halves of its backward: at least nothing, so that no moment
+        holds less for having more micro-batches there."""
+        return max(0, self._halved)
+
+    @property
+    def _halved(self) -> int:
         return sum([block.halved for block in self.blocks])
 
     @cached_property
@@ -224,7 +233,7 @@ class StageMemory:
         for block in self.blocks:
             most = max(most, block.halving + block.waiting - to_come)
             to_come += block.halved
-        return Bytes(workspace=most)
+        return Bytes(workspace=most + min(0, self._halved))
 
     @property
     def kept_saved(self) -> int:
@@ -249,8 +258,8 @@ class StageMemory:
         self, *, first: bool, last: bool, held: bool = False, second: bool = False
     ) -> Bytes:
         """Most within a backward, beside what is in flight (itself included) and `begun`. `held`:
-        all that it needs is there; `second`: it is the half that is left, of gradients of parameters
-        alone."""
+        all that it needs is there; `second`: it is the half that is left, which makes gradients
+        of parameters alone."""
         if held and self.kept is not None:
             return self.kept.backward(first=first, last=last, second=second)
         return self._backward(first, last, second)[0]
@@ -380,9 +389,9 @@ class StageMemory:
                     group.opened()
             needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
-                needs = one_op = block.halving
+                needs = one_op = block.second
                 adding = None
-            needs -= block.late * come
+            needs -= block.late * (come and not second)
             for group in groups:
                 group.reaches(index)
             if one:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, F, Table
+from meshwright.costmodel.simulate.compiled_schedule import HELD, F, Table
 
 
 class UnderWay(NamedTuple):

@@ -158,6 +158,10 @@ def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:
     return tuple([ceil(nbytes * exchange.made) for nbytes in sizes])
 
 
+def _known(nbytes: int | None, otherwise: int) -> int:
+    return otherwise if nbytes is None else nbytes
+
+
 def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
     on_device = costs.device.is_apart
@@ -169,6 +173,8 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     for index, (cost, saved, waiting) in enumerate(
         zip(own.blocks, own.block_saved, own.block_waiting, strict=True)
     ):
+        if index == last and costs.border_bytes:
+            cost = cost.left_alone()
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
         key = id(cost), saved, before, given, waiting
@@ -179,7 +185,13 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 saved=saved,
                 # Part of an op's operands and results is what it saves. What is offloaded is there
                 # while its block runs, and while the next one does.
-                forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
+                forward=max(
+                    saved + moved + cost.freed_bytes,
+                    cost.workspace_bytes,
+                    # Of what enters, what it is the first to save is there too.
+                    cost.forward_bytes + max(0, saved - cost.saved_bytes - sum(cost.output_bytes)),
+                )
+                + before,
                 workspace=one_op - cost.eased_bytes,
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
@@ -187,7 +199,11 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 halved=cost.halved_bytes,
                 given=given,
                 waiting=waiting,
-                halving=cost.workspace_bytes + moved + before,
+                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before,
+                second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
+                + moved
+                + before,
+                remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])
         before = moved
