@@ -147,22 +147,24 @@ class BlockCost:
         pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
         return sum([min(pair) for pair in pairs])
 
-    def halving_again(self, halved_bytes: int, released: int) -> int | None:
-        """`halving_bytes` where the first half makes things again, of which it lets `released` more
-        go, and leaves so much to the second."""
+    def halving_again(self, halved_bytes: int) -> int | None:
+        """`halving_bytes` where the first half makes things again, and leaves so much to the
+        second."""
         if self.halving_bytes is None:
             return None
         made = self.forward_bytes + self.given_bytes - halved_bytes
-        return max(self.halving_bytes + released, made)
+        return max(self.halving_bytes, made)
 
     def left_alone(self) -> "BlockCost":
         """The same block where nobody else has what leaves it."""
-        less = self.leaving
-        if less is NOT_EASED:
+        if self.leaving is NOT_EASED:
             return self
+        less, more = self.leaving, self.released_outputs
         return replace(
             self, eased_bytes=self.eased_bytes + less.eased_bytes, late_bytes=less.late_bytes,
-            adding_bytes=less.adding_bytes, leaving=NOT_EASED,
+            adding_bytes=less.adding_bytes, halved_bytes=self.halved_bytes - more,
+            halving_bytes=None if self.halving_bytes is None else self.halving_bytes + more,
+            leaving=NOT_EASED, released_outputs=0,
         )  # fmt: skip
 
     @property
@@ -178,10 +180,10 @@ class BlockCost:
     def _recomputed(self) -> "BlockCost":
         remade_s = max(0.0, self.forward_s - self.tail_s)
         comm_remade_s = max(0.0, self.comm_forward_s - self.comm_tail_s)
-        halved_bytes = self.halved_bytes + self.saved_bytes + sum(self.saved_outputs)
-        halved_bytes -= self.released_outputs
+        alone = self.left_alone()
+        halved_bytes = alone.halved_bytes + self.saved_bytes + sum(self.saved_outputs)
         return replace(
-            self.left_alone(),
+            alone,
             forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,
             backward_input_s=self.backward_input_s + remade_s,
             comm_backward_s=self.comm_backward_s + comm_remade_s,
@@ -191,7 +193,7 @@ class BlockCost:
             saved_outputs=(0,) * len(self.saved_outputs),
             remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
             halved_bytes=halved_bytes,
-            halving_bytes=self.halving_again(halved_bytes, self.released_outputs),
+            halving_bytes=alone.halving_again(halved_bytes),
             forward_bytes=0,
             uncertain_s=self.uncertain_s * (1 + remade_s / max(1e-12, self._total_s)),
         )

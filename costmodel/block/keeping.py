@@ -289,7 +289,7 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
         moved_bytes=found.moved_bytes,
         freed_bytes=found.freed_bytes,
         halved_bytes=halved_bytes,
-        halving_bytes=cost.halving_again(halved_bytes, 0),
+        halving_bytes=cost.halving_again(halved_bytes),
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
     )
 

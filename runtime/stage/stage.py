@@ -26,7 +26,7 @@ from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper
 from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
-from meshwright.runtime.stage.split import backward_input
+from meshwright.runtime.stage.split import WeightWork, backward_input
 from meshwright.runtime.stage.stage_tape import Output, StageTape
 
 Taking = Generator[None, None, dict[str, Tensor]]
@@ -423,7 +423,6 @@ class StageModule(nn.Module):
         calls = range(len(self.program.calls))[::-1]
         order = [index for index in calls if index not in tape.still]
         for index in calls:
-            call = self.program.calls[index]
             if index in tape.still:
                 tape.weights.append((index, None))
                 self._forget(index, tape, gradients)
@@ -431,13 +430,22 @@ class StageModule(nn.Module):
             position = order.index(index)
             with self._open(index, self._ahead(order, position)):
                 self._prepare(tape, order[position : position + 2])
-                edges, arriving = self._starts(index, tape, gradients)
-                leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
-                parameters = [p for p in self._blocks[index].parameters() if p.requires_grad]
-                work = backward_input(edges, arriving, leaves, parameters) if edges else None
+                work = self._halve(index, tape, gradients)
             tape.weights.append((index, work))
             self._forget(index, tape, gradients)
         return self._received_gradients(tape)
+
+    def _halve(
+        self, index: int, tape: StageTape, gradients: Mapping[str, Tensor]
+    ) -> WeightWork | None:
+        """A call's part of `backward_input`; what it starts from is gone before the next call's."""
+        edges, arriving = self._starts(index, tape, gradients)
+        if not edges:
+            return None
+        inputs = dict.fromkeys(self.program.calls[index].inputs)
+        leaves = [tape.leaves[name] for name in inputs if name in tape.leaves]
+        parameters = [p for p in self._blocks[index].parameters() if p.requires_grad]
+        return backward_input(edges, arriving, leaves, parameters)
 
     def backward_weight(self, microbatch: int, last: bool) -> None:
         """The weight half of `backward`."""
