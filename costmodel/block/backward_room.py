@@ -165,11 +165,15 @@ class _Live:
         return name in self._of
 
     def comes(self, made: Mapping[str, int]) -> None:
-        """Values without a gradient get one of so many bytes."""
+        """Values without a gradient get one of so many bytes; to one that is kept nothing is added
+        in place."""
         for name, nbytes in made.items():
+            if self._of.get(name, ()) in self._kept:
+                del self._of[name]
             if name not in self._of:
                 key: tuple[str, ...] = (name,)
-                while key in self._sizes:  # terms of a sum still have an earlier one
+                # Terms of a sum still have an earlier one.
+                while key in self._sizes or key in self._kept:
                     key += (name,)
                 self._of[name], self._sizes[key] = key, nbytes
 

@@ -15,7 +15,7 @@ from meshwright.forms.sync import exchange
 from meshwright.ir.plan.schedule import parse_schedule
 from meshwright.planner.problem.schedule_tools import make_schedule
 
-BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5)
+BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5, second=5)
 COST = StageTimes(forward_s=1.0, backward_s=2.0, backward_input_s=1.0, backward_weight_s=1.0)
 
 
