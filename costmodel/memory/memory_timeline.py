@@ -81,9 +81,13 @@ def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
 def _covers(more: Moment, less: Moment) -> bool:
     return all(
         a >= b
-        for mine, theirs in zip(more[:_HOW], less[:_HOW], strict=True)
+        for mine, theirs in zip(_counts(more), _counts(less), strict=True)
         for a, b in zip(mine, theirs, strict=True)
     )
+
+
+def _counts(moment: Moment) -> tuple[Sequence[int], ...]:
+    return moment.in_flight, moment.halved, moment.begun, moment.messages
 
 
 def held_stages(table: Table, rank: int) -> tuple[int, ...]:
