@@ -12,10 +12,11 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.across.model_space import (
     divisors,
     expert_forms,
+    expert_sizes,
     forms,
     plain_forms,
     wide_forms,
@@ -62,16 +63,27 @@ def ways(problem: Problem) -> tuple[MeshVariant, ...]:
     """All that are tried, single tensor axes first; pins kept."""
     known, key = _tried.of(problem), problem.constraints
     if key not in known:
-        looked = _looked.of(problem)[key] = []
-        _look(problem, looked)
-        known[key] = _kept(problem, looked)
+        found: list[Look] = []
+        try:
+            _look(problem, found)
+        finally:
+            _looked.of(problem)[key] = max(_looked.of(problem).get(key, []), found, key=len)
+        known[key] = _kept(problem, found)
     return known[key]
 
 
 def ways_so_far(problem: Problem) -> tuple[MeshVariant, ...]:
-    """All that are tried, or of those that were looked at when time was up, the same choice."""
+    """All that are tried; where time was up before that was known, the same choice of what was
+    looked at by then, and experts of a node whose ranks have samples of their own."""
     known, key = _tried.of(problem), problem.constraints
-    return known[key] if key in known else _kept(problem, _looked.of(problem).get(key, []))
+    if key in known:
+        return known[key]
+    looked = _looked.of(problem).get(key, [])
+    for size in expert_sizes(problem)[:1] if looked else ():
+        mesh = model_mesh({"ep": size})
+        if model_allowed(problem.constraints, mesh) and all(x.way.model != mesh for x in looked):
+            looked = [*looked, *_worth(problem, _apart(problem, mesh), ())]
+    return _kept(problem, looked)
 
 
 def add_way(problem: Problem, way: MeshVariant) -> None:
@@ -90,15 +102,19 @@ def _look(problem: Problem, found: list[Look]) -> None:
     legal = _legal(problem, asked_meshes(problem.constraints), free)
     for mesh in legal:
         found += _worth(problem, _of(problem, mesh), () if mesh in free else found)
+    least_s: dict[int, float] = {}  # by ranks of tensor parallelism beside experts
     ended: set[int] = set()
     for mesh in expert_forms(problem):
         tensor = dict(mesh).get("tp", 1)
         if mesh in legal or tensor in ended or not model_allowed(problem.constraints, mesh):
             continue
-        found += _worth(problem, _apart(problem, mesh), found)
-        if all(way.model != mesh for way in _kept(problem, found)):
-            # On more ranks, beside as many of tensor parallelism, tokens only go further.
-            ended.add(tensor)
+        looks = _worth(problem, _apart(problem, mesh), found)
+        found += looks
+        own_s = min((float(look.costs[0]) for look in looks), default=np.inf)
+        slower = own_s > SAME * least_s.get(tensor, np.inf)
+        if slower and all(way.model != mesh for way in _kept(problem, found)):
+            ended.add(tensor)  # tokens go further than on fewer ranks, and on more further still
+        least_s[tensor] = own_s
 
 
 def _free(problem: Problem) -> set[ModelMesh]:
