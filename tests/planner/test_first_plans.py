@@ -17,6 +17,7 @@ from meshwright.planner.across import first_plans, mesh_variants
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.across.mesh_variants import ways
 from meshwright.planner.across.model_space import expert_forms
+from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -91,7 +92,11 @@ def test_plans_on_the_meshes_known_when_time_is_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_guessed_steps_rank_plans_as_predicted_ones_do() -> None:
-    problem = _known()
+    """Between nodes that are slow beside their devices, what replicas send decides: without it,
+    ranks correlate by .36."""
+    slow = Cluster.preset("a10g", num_nodes=4, devices_per_node=4)
+    pins = (parse_constraint("ep=1"), parse_constraint("tp=1"))
+    problem = make_problem(_mixture(), slow, precision="bf16", constraints=pins)
     guess = first_plans._Guess(problem)
     drafts = random.Random(0).sample(list(first_plans._drafts(problem)), 40)
     steps_s = [
@@ -100,5 +105,3 @@ def test_guessed_steps_rank_plans_as_predicted_ones_do() -> None:
     ]
     guessed_s = [guess.of(draft)[1] for draft in drafts]
     assert spearmanr(guessed_s, steps_s).statistic > 0.9
-    first = build_plan(problem, obey(problem, next(first_choices(problem)))).predicted.step_s
-    assert first < sorted(steps_s)[3]
