@@ -4,9 +4,9 @@ import random
 from functools import cache
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from meshwright.ir.cluster.cluster import Cluster
@@ -99,9 +99,10 @@ def test_guessed_steps_rank_plans_as_predicted_ones_do() -> None:
     problem = make_problem(_mixture(), slow, precision="bf16", constraints=pins)
     guess = first_plans._Guess(problem)
     drafts = random.Random(0).sample(list(first_plans._drafts(problem)), 40)
-    steps_s = [
-        build_plan(problem, obey(problem, first_plans._choice(problem, draft))).predicted.step_s
-        for draft in drafts
+    plans = [
+        build_plan(problem, obey(problem, first_plans._choice(problem, draft))) for draft in drafts
     ]
+    steps_s = [plan.predicted.step_s for plan in plans if plan.predicted]
     guessed_s = [guess.of(draft)[1] for draft in drafts]
-    assert spearmanr(guessed_s, steps_s).statistic > 0.9
+    ranks = [np.argsort(np.argsort(seconds)) for seconds in (guessed_s, steps_s)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.9
