@@ -22,7 +22,8 @@ MARK = "_meshwright_windows"
 """Of configs (copies) of models with sinks."""
 _ALL = "and_masks.<locals>.and_mask"
 _WINDOW = "sliding_window_overlay.<locals>.inner_mask"
-MakeMask = Attend = Callable[..., Any]
+MakeMask = Callable[..., Any]
+Attend = Callable[..., Any]
 GetAttention = Callable[[str, Attend], Attend]
 
 
