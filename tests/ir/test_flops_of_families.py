@@ -97,7 +97,7 @@ def test_latent_attention() -> None:
 _PRODUCTS = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
 _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "layer_types": ["linear_attention"], "num_hidden_layers": 1,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 _LATENT: dict[str, Any] = {
     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
