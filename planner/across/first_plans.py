@@ -99,7 +99,7 @@ def _choice(problem: Problem, draft: _Draft) -> Choice:
     )  # fmt: skip
 
 
-class _Sent(NamedTuple):
+class _MessageTimes(NamedTuple):
     """Seconds of messages among replicas for each byte that a rank has of parameters."""
 
     each_s_per_byte: float
@@ -114,7 +114,7 @@ class _Guess:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.graph = problem, problem.graph
         self._costs: dict[tuple[MeshVariant, int], tuple[tuple[BlockCost, int, bool], ...]] = {}
-        self._messages: dict[object, _Sent] = {}
+        self._messages: dict[object, _MessageTimes] = {}
 
     def of(self, draft: _Draft) -> tuple[bool, float]:
         """Whether it needs too much memory, and the seconds of a step."""
@@ -142,7 +142,7 @@ class _Guess:
         busy = max(busy, each_s) if mesh.prefetch else busy + each_s
         return needed > self._room, busy * (draft.count + draft.ranks - 1) + once_s
 
-    def _sent_s(self, mesh: Mesh, fold: Fold) -> "_Sent":
+    def _sent_s(self, mesh: Mesh, fold: Fold) -> "_MessageTimes":
         """What replicas on the first devices send of parameters for which these axes are folded."""
         key = mesh.dp_replicate, mesh.dp_shard, mesh.model, mesh.zero, mesh.sync, mesh.store, fold
         if key not in self._messages:
@@ -157,7 +157,7 @@ class _Guess:
                     for send in sends
                 )  # fmt: skip
 
-            self._messages[key] = _Sent(
+            self._messages[key] = _MessageTimes(
                 per_byte([*exchange.fetches, *exchange.every_backward]),
                 per_byte([*exchange.last_backward, *exchange.at_end, *exchange.published]),
             )
