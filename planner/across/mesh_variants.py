@@ -109,8 +109,10 @@ def _look(problem: Problem, found: list[Look]) -> None:
         if mesh in legal or tensor in ended or not model_allowed(problem.constraints, mesh):
             continue
         looks = _worth(problem, _apart(problem, mesh), found)
+        if not looks:
+            continue
         found += looks
-        own_s = min((float(look.costs[0]) for look in looks), default=np.inf)
+        own_s = min(float(look.costs[0]) for look in looks)
         slower = own_s > SAME * least_s.get(tensor, np.inf)
         if slower and all(way.model != mesh for way in _kept(problem, found)):
             ended.add(tensor)  # tokens go further than on fewer ranks, and on more further still
