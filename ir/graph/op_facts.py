@@ -87,6 +87,8 @@ class OpFacts:
     """How its dims may be split; without one that is found by trying it."""
     flops: CountFlops | None = None
     """Of one forward; without it, one for each element of the largest operand."""
+    counted_by_running: bool = False
+    """Its flops are those of the products that a run of it on the trace's tensors makes."""
     autocast: Autocast = "by class"
     """The dtype of its results where torch.autocast leaves it alone (`ir.graph.autocast`): as its
     class has it if it is ours, else what promotion says; that of its first input; a fixed one; or

@@ -1,5 +1,5 @@
 """Facts of operators, one file per family: `FACTS`, by namespace and name (`aten.rms_norm`), and
-overload where one differs from the others (`aten.min.other`).
+overload where one differs from the others (`aten.min.other`), or by namespace alone (`mine.*`).
 
 MESHWRIGHT_OPS names folders with more. Operators of fused kernels have theirs in `ir.kernels`.
 """
@@ -22,7 +22,8 @@ def facts(target: str) -> OpFacts:
     """What files say of an operator, such as `aten.rms_norm.default`; what is assumed of all if
     none speaks of it."""
     name = ".".join(target.split(".")[:2])
-    found = _family_facts().get(target) or _family_facts().get(name)
+    known = _family_facts()
+    found = known.get(target) or known.get(name) or known.get(f"{name.split('.')[0]}.*")
     # Kernels bring Triton, which takes its time to import.
     others = {} if found or name.startswith("aten.") else operator_facts()
     return found or others.get(name, _UNKNOWN)

@@ -81,6 +81,16 @@ def _transposed_flops(args: Args, of: ShapeOf, out: Shape) -> int:
     )
 
 
+def _either_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    """Of a call that says whether it is transposed."""
+    return (_transposed_flops if args.get("transposed") else _flops)(args, of, out)
+
+
+def _in_time_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    """A weight is [time, in channels, out channels] here, and there always is a bias."""
+    return prod(out) * (2 * prod(of(args.get("weight"))[:2]) + 1)
+
+
 def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
     """The implicit product: output positions x output channels over the window."""
     if len(shapes) < 2 or len(shapes[1]) < 3:
@@ -106,8 +116,11 @@ _CONVOLUTION = replace(
 )
 FACTS = {
     **named("conv1d conv2d conv3d", replace(_CONVOLUTION, flops=_flops)),
-    **named("convolution", _CONVOLUTION),
-    **named("_convolution", replace(_OTHER, products=_products)),
-    **named("conv_transpose2d", replace(_OTHER, flops=_transposed_flops)),
-    **named("conv_transpose1d conv_transpose3d", _OTHER),
+    **named("convolution", replace(_CONVOLUTION, flops=_either_flops)),
+    **named("_convolution", replace(_OTHER, products=_products, flops=_either_flops)),
+    **named(
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+        replace(_OTHER, flops=_transposed_flops),
+    ),
+    **named("conv_tbc", replace(_OTHER, flops=_in_time_flops)),
 }

@@ -1,13 +1,19 @@
-"""Distances of all rows of one table from all rows of another: what their backward makes inside."""
+"""Distances of all rows of one table from all rows of another: a product of the two, as a rule."""
 
 from math import prod
 
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Op
-from meshwright.ir.graph.op_facts import CallPart, OpFacts
+from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.rules import given
 
 _BY_PRODUCTS = 25
 """Rows of one of the tables above which torch takes products, unless it is told (Distance.cpp)."""
+
+
+def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    """A product and a sum for each value of each pair of rows, also where differences are taken."""
+    return 2 * prod(out) * of(args.get("x1"))[-1]
 
 
 def _temporaries(op: Op, part: CallPart) -> int:
@@ -30,4 +36,6 @@ def _by_products(op: Op, first: int, second: int) -> bool:
     return mode == 1 or max(first, second) > _BY_PRODUCTS
 
 
-FACTS = {"aten.cdist": OpFacts(temporaries=_temporaries)}
+FACTS = {
+    "aten.cdist": OpFacts(op_class=OpClass.MATMUL, flops=_flops, temporaries=_temporaries),
+}

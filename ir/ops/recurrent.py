@@ -54,6 +54,12 @@ def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(of(args.get("input"))[:2]) * sum(prod(w) for w in weights if len(w) == 2)
 
 
+def _cell_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    """Both weight matrices once per sample; without samples the input is a vector."""
+    weights = prod(of(args.get("w_ih"))) + prod(of(args.get("w_hh")))
+    return 2 * prod(of(args.get("input"))[:-1]) * weights
+
+
 _PAGE, _LINE = 4096, 64
 _LSTM_GATES = 4
 _FLOAT = 4
@@ -236,10 +242,11 @@ FACTS = {
         "rnn_tanh rnn_relu",
         replace(
             _LAYER,
+            flops=_flops,
             temporaries=partial(_cells_temporaries, 1, 1),
             forward_inside=partial(_cells_inside, 1),
             inside_to_end=True,
         ),
     ),
-    **named("lstm_cell gru_cell", _CELL),
+    **named("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", replace(_CELL, flops=_cell_flops)),
 }

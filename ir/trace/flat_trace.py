@@ -17,6 +17,7 @@ from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.torch_private import real_mode, region_of, schema_arguments, storage_key
 from meshwright.ir.trace.capture import Capture
 from meshwright.ir.trace.explain import needs_values
+from meshwright.ir.trace.forbidden import check_tensor
 
 MAX_CONSTANT = 65536
 _NOISE = ("aten._assert_", "aten.sym_constrain")
@@ -274,6 +275,9 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
         return _Unknown(needs_values(*line_of(node), str(target)))
     many = isinstance(value, list | tuple)
     values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
+    for made in values:
+        if isinstance(made, torch.Tensor) and made.layout is not torch.strided:
+            check_tensor(f"{source_of(node)}: the result of {_told(target)}", made)
     outputs = [_output(raw, node.name, v, i if many else None) for i, v in enumerate(values)]
     raw.ops.append(RawOp(target, args, outputs, module_path(node), source_of(node), grad))
     result = tuple(Ref(name) if name else None for name in outputs)

@@ -2,7 +2,7 @@
 
 A trace would record what their forward does, and autograd would derive its gradient: for a function
 such as a straight-through rounding that is another one. Within `own_functions`, each call becomes
-one operator, `meshwright_function.*`, whose forward and backward are the user's.
+one operator, whose forward and backward are the user's (`ir.ops.functions`).
 """
 
 import re
@@ -17,13 +17,14 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.graph.inner_flops import ProductCounter
+from meshwright.ir.ops.functions import PLAIN, WITH_PRODUCTS
 from meshwright.ir.text.digest import digest
 from meshwright.ir.torch_private import leaves, no_modes, operator_library, storage_key
 
-SPACE = "meshwright_function"
-_LIBRARY = operator_library(SPACE)
+_LIBRARIES = {space: operator_library(space) for space in (PLAIN, WITH_PRODUCTS)}
 _NAMES: dict[str, type] = {}
-"""Operator -> the class that it stands for."""
+"""Operator, with its namespace -> the class that it stands for."""
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, FunctionType)
 
 _apply: Any = Function.__dict__["apply"]
@@ -51,13 +52,14 @@ def _recorded(kind: type, *args: Any, **kwargs: Any) -> Any:
     if kind.__module__.split(".")[0] == "torch" or not any(isinstance(x, Tensor) for x in args):
         return _apply.__get__(None, kind)(*args, **kwargs)
     _check(kind, args)
-    with no_modes(), torch.no_grad():
+    with no_modes(), torch.no_grad(), ProductCounter() as counted:
         result = _original(kind, *args)
     many = isinstance(result, tuple | list)
     results = tuple(result) if many else (result,)
     if not all(isinstance(x, Tensor) for x in results):
         raise TraceError(f"{kind.__qualname__}.forward returns something that is not a tensor")
-    operator = _operator(kind, args, len(results))
+    space = WITH_PRODUCTS if counted.flops else PLAIN
+    operator = _operator(space, kind, args, len(results))
     found = operator(*(x for x in args if isinstance(x, Tensor)))
     return (found,) if many and len(results) == 1 else found
 
@@ -75,30 +77,31 @@ def _check(kind: type, args: tuple[Any, ...]) -> None:
                     )
 
 
-def _operator(kind: type, args: tuple[Any, ...], results: int) -> Any:
+def _operator(space: str, kind: type, args: tuple[Any, ...], results: int) -> Any:
     """The operator of the function with these arguments, made if need be."""
     fixed = [None if isinstance(x, Tensor) else str(x) for x in args]
     stem = re.sub(r"\W+", "_", f"{kind.__module__}_{kind.__qualname__}").strip("_")
     name = base = f"{stem}_{digest([fixed, results])[:8]}"
     count = 1
-    while _NAMES.get(name, kind) is not kind:
+    while _NAMES.get(f"{space}::{name}", kind) is not kind:
         count += 1
         name = f"{base}_{count}"
-    if name not in _NAMES:
-        _NAMES[name] = kind
-        _define(name, kind, args, results)
-    return getattr(getattr(torch.ops, SPACE), name).default
+    if f"{space}::{name}" not in _NAMES:
+        _NAMES[f"{space}::{name}"] = kind
+        _define(space, name, kind, args, results)
+    return getattr(getattr(torch.ops, space), name).default
 
 
-def _define(name: str, kind: type, args: tuple[Any, ...], results: int) -> None:
+def _define(space: str, name: str, kind: type, args: tuple[Any, ...], results: int) -> None:
     places = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
     fixed = [None if isinstance(x, Tensor) else x for x in args]
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-    _LIBRARY.define(f"{name}({', '.join(f'Tensor x{i}' for i in places)}) -> {made}")
+    library = _LIBRARIES[space]
+    library.define(f"{name}({', '.join(f'Tensor x{i}' for i in places)}) -> {made}")
     run = _runner(kind, places, fixed, results)
     for key in ("CompositeExplicitAutograd", "Autograd"):
-        _LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"{SPACE}::{name}", run, lib=_LIBRARY)
+        library.impl(name, run, key)
+    torch.library.register_fake(f"{space}::{name}", run, lib=library)
 
 
 def _runner(

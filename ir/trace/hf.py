@@ -17,7 +17,6 @@ from transformers import masking_utils
 from transformers.integrations import moe
 
 from meshwright.ir.trace.hf_attention import (
-    WITH_SINKS,
     PlainMasks,
     attending,
     set_up_sinks,
@@ -58,8 +57,7 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     original, eager = masks["sdpa"], masks["eager"]
     plain = PlainMasks()
     masks["sdpa"] = plain.remembering(_leave_to_kernel(original))
-    masks["eager"] = partial(_by_broadcasting, eager)
-    masks[WITH_SINKS] = plain.remembering(masks["eager"])
+    masks["eager"] = plain.remembering(partial(_by_broadcasting, eager))
     implementations[_IMPLEMENTATION] = common_experts
     if "position_ids" not in input_names:
         # Positions that the model counts itself never tell of packed sequences.
@@ -71,7 +69,6 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = find_packed
         del implementations[_IMPLEMENTATION]
         masks["sdpa"], masks["eager"] = original, eager
-        del masks[WITH_SINKS]
 
 
 def _leave_to_kernel(original: Callable[..., Any]) -> Callable[..., Any]:

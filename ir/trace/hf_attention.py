@@ -11,31 +11,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel, masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.windowed import WINDOWED_ATTENTION
 
-WITH_SINKS = "meshwright_sinks"
-# The library makes no masks at all for names that it does not know for good.
-masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(WITH_SINKS, masking_utils.eager_mask)
+_EAGER = "eager"
+MARK = "_meshwright_windows"
+"""Of configs (copies) of models with sinks."""
 _ALL = "and_masks.<locals>.and_mask"
 _WINDOW = "sliding_window_overlay.<locals>.inner_mask"
 MakeMask = Callable[..., Any]
+Attend = Callable[..., Any]
+GetAttention = Callable[[str, Attend], Attend]
 
 
 def set_up_sinks(copy: nn.Module) -> None:
-    """Has models with sinks, which the library computes by whole scores alone, ask for ours."""
+    """Marks models with sinks, which the library computes by whole scores alone. The name of their
+    attention stays: a model's own code may ask for it, and do something else under another."""
     for module in copy.modules():
         sinks = any(name.endswith(".sinks") for name, _ in module.named_parameters())
         if isinstance(module, PreTrainedModel) and sinks and module._supports_attention_backend:
-            config: Any = module.config
-            if config._attn_implementation == "eager":
-                config._attn_implementation_internal = WITH_SINKS
+            setattr(module.config, MARK, True)
 
 
 def window_of(mask_function: Any) -> int | None:
@@ -96,21 +94,21 @@ class PlainMasks:
 def attending(masks: PlainMasks) -> Iterator[None]:
     """Attention as the trace wants it; as it was afterwards."""
     functions: Any = ALL_ATTENTION_FUNCTIONS
-    original = functions["sdpa"]
+    original, get = functions["sdpa"], functions.get_interface
     functions["sdpa"] = _by_windows(original, masks)
-    functions[WITH_SINKS] = _given_sinks(_by_windows(_by_scores, masks))
+    functions.get_interface = _with_sinks(get, masks)
     try:
         yield
     finally:
         functions["sdpa"] = original
-        del functions[WITH_SINKS]
+        del functions.get_interface
 
 
 _CHANGES = ("softcap", "position_bias", "cache", "output_attentions")
 """Arguments under which attention is something else."""
 
 
-def _by_windows(original: Callable[..., Any], masks: PlainMasks) -> Callable[..., Any]:
+def _by_windows(original: Attend, masks: PlainMasks) -> Attend:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
         dropout: float = 0.0, scaling: float | None = None, **more: Any,
@@ -127,37 +125,21 @@ def _by_windows(original: Callable[..., Any], masks: PlainMasks) -> Callable[...
     return attention
 
 
-def _given_sinks(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses modules whose own attention reads their sinks where we would not know of them."""
+def _with_sinks(get: GetAttention, masks: PlainMasks) -> GetAttention:
+    """The same attention; by windows, too, where it is a model's own that knows sinks, if its
+    modules hand over the sinks that they have."""
 
-    def attention(module: nn.Module, *args: Any, **more: Any) -> Any:
-        if getattr(module, "sinks", None) is not None and more.get("s_aux") is None:
-            raise PlanError(
-                f"{type(module).__name__} has sinks, but does not hand them to its attention as "
-                "s_aux, so that a trace would leave them out; pass s_aux=self.sinks"
-            )
-        return attend(module, *args, **more)
+    def get_interface(name: str, default: Attend) -> Attend:
+        found = get(name, default)
+        if name != _EAGER:
+            return found
+        by_windows = _by_windows(found, masks)
 
-    return attention
+        def attention(module: nn.Module, *args: Any, **more: Any) -> Any:
+            marked = getattr(getattr(module, "config", None), MARK, False)
+            handed = getattr(module, "sinks", None) is None or more.get("s_aux") is not None
+            return (by_windows if marked and handed else found)(module, *args, **more)
 
+        return attention
 
-def _by_scores(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    dropout: float = 0.0, scaling: float | None = None, s_aux: Tensor | None = None, **more: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention with sinks by whole scores, as gpt-oss has it; some layers may have none."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if attention_mask is None:
-        raise PlanError(
-            f"{type(module).__name__}: attention with sinks got no mask, so that it is not known "
-            "what it may see; pass attn_implementation='eager' when the model is made"
-        )
-    scores = scores + attention_mask
-    if s_aux is not None:
-        column = s_aux[None, :, None, None].expand(query.shape[0], -1, query.shape[2], 1)
-        scores = torch.cat([scores, column], -1)
-    chances = scores.softmax(-1)[..., : key.shape[-2]]
-    kept = F.dropout(chances, dropout, module.training).to(value.dtype)
-    return (kept @ value).transpose(1, 2).contiguous(), kept
+    return get_interface

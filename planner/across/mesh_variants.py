@@ -12,10 +12,11 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.memo import Memo
-from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.across.model_space import (
     divisors,
     expert_forms,
+    expert_sizes,
     forms,
     plain_forms,
     wide_forms,
@@ -46,15 +47,43 @@ class MeshVariant(NamedTuple):
     variant: str
 
 
+class Look(NamedTuple):
+    """A way, with what it costs."""
+
+    way: MeshVariant
+    costs: Matrix
+
+
 _tried: Memo[tuple[Constraint, ...], tuple[MeshVariant, ...]] = Memo()
+_looked: Memo[tuple[Constraint, ...], list[Look]] = Memo()
+"""What a look at all of them has found so far."""
 
 
 def ways(problem: Problem) -> tuple[MeshVariant, ...]:
     """All that are tried, single tensor axes first; pins kept."""
     known, key = _tried.of(problem), problem.constraints
     if key not in known:
-        known[key] = _ways(problem)
+        found: list[Look] = []
+        try:
+            _look(problem, found)
+        finally:
+            _looked.of(problem)[key] = max(_looked.of(problem).get(key, []), found, key=len)
+        known[key] = _kept(problem, found)
     return known[key]
+
+
+def ways_so_far(problem: Problem) -> tuple[MeshVariant, ...]:
+    """All that are tried; where time was up before that was known, the same choice of what was
+    looked at by then, and experts of a node whose ranks have samples of their own."""
+    known, key = _tried.of(problem), problem.constraints
+    if key in known:
+        return known[key]
+    looked = _looked.of(problem).get(key, [])
+    for size in expert_sizes(problem)[:1] if looked else ():
+        mesh = model_mesh({"ep": size})
+        if model_allowed(problem.constraints, mesh) and all(x.way.model != mesh for x in looked):
+            looked = [*looked, *_worth(problem, _apart(problem, mesh), ())]
+    return _kept(problem, looked)
 
 
 def add_way(problem: Problem, way: MeshVariant) -> None:
@@ -67,31 +96,52 @@ def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:
     return tuple(way.variant for way in ways(problem) if way.model == model)
 
 
-def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
-    asked = asked_meshes(problem.constraints)
-    free = {*plain_forms(problem), *asked}
-    legal = _legal(problem, asked, free)
-    found: list[tuple[MeshVariant, Matrix]] = []
+def _look(problem: Problem, found: list[Look]) -> None:
+    """Adds to `found` what is worth a try."""
+    free = _free(problem)
+    legal = _legal(problem, asked_meshes(problem.constraints), free)
     for mesh in legal:
         found += _worth(problem, _of(problem, mesh), () if mesh in free else found)
+    least_s: dict[int, float] = {}  # by ranks of tensor parallelism beside experts
+    ended: set[int] = set()
     for mesh in expert_forms(problem):
-        if mesh not in legal and model_allowed(problem.constraints, mesh):
-            found += _worth(problem, _apart(problem, mesh), found)
-    plain = [way for way, _ in found if way.model in free]
-    others = [item for item in found if item[0] not in plain]
-    others.sort(key=lambda item: (float(item[1][0]), item[0]))
-    shared, own = (
-        [w for w, _ in others if (sample_ranks_of(*w) > 1) is apart] for apart in (False, True)
+        tensor = dict(mesh).get("tp", 1)
+        if mesh in legal or tensor in ended or not model_allowed(problem.constraints, mesh):
+            continue
+        looks = _worth(problem, _apart(problem, mesh), found)
+        if not looks:
+            continue
+        found += looks
+        own_s = min(float(look.costs[0]) for look in looks)
+        slower = own_s > SAME * least_s.get(tensor, np.inf)
+        if slower and all(way.model != mesh for way in _kept(problem, found)):
+            ended.add(tensor)  # tokens go further than on fewer ranks, and on more further still
+        least_s[tensor] = own_s
+
+
+def _free(problem: Problem) -> set[ModelMesh]:
+    """Meshes of which all ways stay that are good for something."""
+    return {*plain_forms(problem), *asked_meshes(problem.constraints)}
+
+
+def _kept(problem: Problem, found: Sequence[Look]) -> tuple[MeshVariant, ...]:
+    """Of what was looked at: what stays anyway, and the fastest of the others."""
+    free = _free(problem)
+    others = sorted(
+        (look for look in found if look.way.model not in free),
+        key=lambda look: (float(look.costs[0]), look.way),
     )
-    return (*plain, *shared[:MOST], *own[:MOST])
+    shared, own = (
+        [look.way for look in others if (sample_ranks_of(*look.way) > 1) is apart][:MOST]
+        for apart in (False, True)
+    )
+    return (*(look.way for look in found if look.way.model in free), *shared, *own)
 
 
-def _worth(
-    problem: Problem, ways: Iterable[MeshVariant], others: Sequence[tuple[MeshVariant, Matrix]]
-) -> list[tuple[MeshVariant, Matrix]]:
+def _worth(problem: Problem, ways: Iterable[MeshVariant], others: Sequence[Look]) -> list[Look]:
     """Those that pins leave and none of the `others` beats, with what they cost."""
     left = [way for way in ways if may_own_samples(problem.constraints, sample_ranks_of(*way))]
-    return _undominated(_distinct([(way, _costs(problem, way)) for way in left]), others)
+    return _undominated(_distinct([Look(way, _costs(problem, way)) for way in left]), others)
 
 
 def _legal(
@@ -132,24 +182,24 @@ def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
     yield from _apart(problem, mesh)
 
 
-def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:
+def _distinct(found: Sequence[Look]) -> list[Look]:
     """Those that are better in something than each one before that has as many samples."""
-    kept: list[tuple[MeshVariant, Matrix]] = []
-    for way, costs in found:
+    kept: list[Look] = []
+    for look in found:
+        way, costs = look
         alike = [other for w, other in kept if sample_ranks_of(*w) == sample_ranks_of(*way)]
         if not any(bool((other <= SAME * costs).all()) for other in alike):
             kept = [
-                (w, other)
-                for w, other in kept
-                if sample_ranks_of(*w) != sample_ranks_of(*way) or not bool((costs <= other).all())
+                other
+                for other in kept
+                if sample_ranks_of(*other.way) != sample_ranks_of(*way)
+                or not bool((costs <= other.costs).all())
             ]
-            kept.append((way, costs))
+            kept.append(look)
     return kept
 
 
-def _undominated(
-    own: Sequence[tuple[MeshVariant, Matrix]], others: Sequence[tuple[MeshVariant, Matrix]]
-) -> list[tuple[MeshVariant, Matrix]]:
+def _undominated(own: Sequence[Look], others: Sequence[Look]) -> list[Look]:
     """Those that no other mesh of as many ranks beats."""
 
     def alike(way: MeshVariant, other: MeshVariant) -> bool:
@@ -158,9 +208,9 @@ def _undominated(
         return sizes[0] == sizes[1] and sample_ranks_of(*way) == sample_ranks_of(*other)
 
     return [
-        (way, costs)
-        for way, costs in own
-        if not any(alike(w, way) and bool((o <= SAME * costs).all()) for w, o in others)
+        look
+        for look in own
+        if not any(alike(w, look.way) and bool((o <= SAME * look.costs).all()) for w, o in others)
     ]
 
 

@@ -18,7 +18,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.ops.optimizer import casting_s, optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
-from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_among
+from meshwright.costmodel.stage.replica_lines import ReplicaLines
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.exchange_rows import Event
 from meshwright.forms.retention import KEEP
@@ -27,7 +27,7 @@ from meshwright.ir.cluster.device import Link
 from meshwright.ir.cluster.host import host_of
 from meshwright.ir.deadline import check_time
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.plan.folded import Fold, folded_mesh, folds_of
+from meshwright.ir.plan.folded import Fold, folds_of
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts, RunState, RunWork
 from meshwright.planner.across.spans import Collectives, Matrix, sums, together
@@ -166,18 +166,10 @@ class StageTables:
             self._sites[key] = (
                 slowest, tables.levels(ranks[::width]),
                 tables.model_levels(ranks[:width], mesh.model),
-                {fold: self._lines(mesh, ranks, fold) for fold in folds_of(mesh.model)},
+                {fold: mesh.lines(tables, ranks, fold) for fold in folds_of(mesh.model)},
                 mesh.own_levels(tables, ranks),
             )  # fmt: skip
         return self._sites[key]
-
-    def _lines(self, mesh: Mesh, ranks: tuple[int, ...], fold: Fold) -> ReplicaLines:
-        sizes = ("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard), *mesh.model
-        view = mesh.folded(fold)
-        return lines_among(
-            self.problem.tables, folded_mesh(sizes, ranks, fold)[1] if fold else ranks,
-            view.model_size, view.dp, view.dp_shard,
-        )  # fmt: skip
 
     def entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
         """The figures of one case; `link` leads to the next stage."""

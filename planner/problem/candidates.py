@@ -309,6 +309,7 @@ def uniform_choice(
     schedule: str = USUAL,
     num_microbatches: int = 1,
     recompute: str = "none",
+    prefetch: int = 0,
     cuts: Sequence[int] | None = None,
     stage_dp: Sequence[int] | None = None,
     stage_tp: Sequence[int] | None = None,
@@ -340,7 +341,7 @@ def uniform_choice(
                 start=start, stop=stop, zero=zero if may_share(shard, ways) else 0,
                 devices=tuple(range(ends[rank] - sizes[rank], ends[rank])),
                 dp_replicate=replicate, dp_shard=shard, model=ways, variant=variant,
-                recompute=recomputable(graph, graph.blocks[start:stop])
+                prefetch=prefetch, recompute=recomputable(graph, graph.blocks[start:stop])
                 if recompute == AGAIN else (),
             )
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """What searchers enumerate: micro-batch counts, schedules, meshes, cuts; pins already applied."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -8,19 +8,21 @@ from math import prod
 
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_among
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, form_folds, stored_exchange, suits
 from meshwright.ir.errors import PlanError
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.bag_problems import uncut_bags
-from meshwright.ir.plan.folded import FOLDED, Fold, folds_of
+from meshwright.ir.plan.folded import FOLDED, Fold, folded_mesh, folds_of
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.ir.precision import AS_TRACED, Precision, precision
 from meshwright.planner.across import mesh_variants
 from meshwright.planner.across.mesh_variants import MeshVariant
 from meshwright.planner.across.mesh_variants import variants as variants
 from meshwright.planner.across.mesh_variants import ways as ways
+from meshwright.planner.across.mesh_variants import ways_so_far as ways_so_far
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.across.model_space import widest_node
@@ -135,6 +137,16 @@ class Mesh:
         own = ranks[:: self.model_size][: self.dp_shard]
         return tables.levels(own) if self.exchange.apart else None
 
+    def lines(self, tables: CostTables, ranks: tuple[int, ...], fold: Fold) -> ReplicaLines:
+        """Of its ranks, in the order of the mesh, the links among those that hold the same of
+        parameters for which axes are one with dp_shard."""
+        sizes = ("dp_replicate", self.dp_replicate), ("dp_shard", self.dp_shard), *self.model
+        view = self.folded(fold)
+        return lines_among(
+            tables, folded_mesh(sizes, ranks, fold)[1] if fold else ranks,
+            view.model_size, view.dp, view.dp_shard,
+        )  # fmt: skip
+
     @cached_property
     def model_size(self) -> int:
         """Ranks of one replica."""
@@ -218,7 +230,7 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
     known, key = _of_size.of(problem), (size, problem.constraints)
     if key not in known:
-        known[key] = tuple(_meshes(problem, size))
+        known[key] = tuple(meshes_of(problem, ways(problem), size))
     return (m for m in known[key] if takes(m.dp, m.model, m.variant, samples))
 
 
@@ -243,8 +255,9 @@ def add_way(problem: Problem, way: MeshVariant) -> None:
     _of_size.of(problem).clear()
 
 
-def _meshes(problem: Problem, size: int) -> Iterator[Mesh]:
-    for model, variant in ways(problem):
+def meshes_of(problem: Problem, tried: Iterable[MeshVariant], size: int) -> Iterator[Mesh]:
+    """Every mesh of `size` devices with one of these ways."""
+    for model, variant in tried:
         width = prod(n for _, n in model)
         if size % width == 0 and allowed(problem.constraints, "dp", (size // width,)):
             yield from _sharded(problem, size // width, model, variant)

@@ -21,6 +21,8 @@ from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesis
 
 FIRST = 8
 """Plans of equal stages that are looked at with things on the host: whether that may pay."""
+TAKEN = 16
+"""Plans of equal stages that are looked at where time was up before there was one."""
 PROMISING, PIPELINES = 16, 3
 """Plans, the best of their kind, that are looked at for how much a schedule made for them could
 gain, and the most promising of them, for which one is made. On 39 published profiles and
@@ -28,13 +30,14 @@ clusters the three first by `_promise` held the best schedule of all, within 1 %
 
 
 def take_first(problem: Problem, found: SearchLog, end: float, shown: ProgressLine) -> None:
-    """Where time was up before there was a plan: plans of equal stages until one fits."""
+    """Where time was up before there was a plan: plans of equal stages, as many as come first or
+    more until one fits."""
     try:
         with until(end):
-            for choice in first_choices(problem):
+            for number, choice in enumerate(first_choices(problem), 1):
                 take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
                 shown.update(found.candidates, found.best, found.bound_s)
-                if found.best is not None:
+                if found.best is not None and number >= TAKEN:
                     return
     except TimeUp:
         return

@@ -206,6 +206,7 @@ def _finalists(
         late = time.monotonic() > deadline  # then what is found at once goes before stores
         if found.best is None and not found.exhausted and late:
             take_first(free, found, end, shown)
+            deadline = end
         if not is_baseline(name):
             relieve(free, found, name, end if found.best is None else deadline)
         if found.best is None and not found.exhausted and not late:
