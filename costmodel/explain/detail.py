@@ -140,6 +140,7 @@ def _stage(
         entry_bytes=held.entry,
         border_bytes=held.border,
         sent_bytes=held.sent,
+        shared_bytes=held.shared,
         kept_bytes=held.kept_saved,
         halved_bytes=held.halved,
         always=_moving(held.always.plus(there)),

@@ -183,7 +183,9 @@ def most_under_way(table: Table, rank: int, stages: Sequence[Holding]) -> int:
 
 def _message_bytes(own: Sequence[Holding]) -> tuple[int, ...]:
     """What each message that `Moment.messages` counts takes."""
-    sizes = [UnderWay(stage.entry, stage.border, stage.sent, stage.entry) for stage in own]
+    sizes = [
+        UnderWay(stage.entry, stage.border, stage.sent, stage.entry, stage.shared) for stage in own
+    ]
     return tuple(chain.from_iterable(sizes))
 
 
@@ -257,10 +259,20 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
             halved = stage.halved if plain == W else 0
             freed = stage.kept_saved if moment.whole else stage.saved
             held = held.plus(Bytes(activations=0 if stage.slots else -freed - halved))
+            held = held.plus(Bytes(communication=-_let_go(moment, len(own)) * stage.shared))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
     return tuple(_offloaded(timeline, rank, points))
+
+
+def _let_go(moment: Moment, stages: int) -> int:
+    """Micro-batches that outlive those of the stage before no more when the action is over: no more
+    do so than are in flight."""
+    size = len(UnderWay._fields)
+    counts = UnderWay(*moment.messages[moment.stage * size : (moment.stage + 1) * size])
+    left = sum(moment.in_flight[moment.stage :: stages]) - 1
+    return max(0, counts.outlived - left)
 
 
 def _between(own: Sequence[Holding], moment: Moment) -> Bytes:

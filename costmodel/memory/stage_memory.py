@@ -75,6 +75,8 @@ class Holding(Protocol):
     @property
     def sent(self) -> int: ...
     @property
+    def shared(self) -> int: ...
+    @property
     def always(self) -> Bytes: ...
     @property
     def saved(self) -> int: ...
@@ -152,9 +154,12 @@ class StageMemory:
     summed: int = 0
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
-    """Of a message to the next stage, or back."""
+    """Of a message to the next stage, or back; of what goes nowhere where that is on its rank."""
     entry: int
     """Of one from the stage before, or back."""
+    shared: int = 0
+    """Of what it saves of that, what the stage before on its rank has saved too: one memory, which
+    is no part of `saved`."""
     sent_as_kept: int = 0
     """Of `border`, what its block has saved anyway."""
     blocks: tuple[BlockMemory, ...]

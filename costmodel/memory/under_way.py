@@ -3,7 +3,7 @@ on: `runtime.messages.mailbox` counted on a schedule, without times.
 
 What comes is asked for one action ahead of need, in the order of its sender. What has gone is kept
 until the same peer sends something that it made after it needed that. A message between two stages
-of one rank goes nowhere.
+of one rank goes nowhere: it is kept until the other stage takes it.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from meshwright.costmodel.simulate.compiled_schedule import HELD, F, Table
+from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, Table, W
 
 
 class UnderWay(NamedTuple):
@@ -25,6 +25,8 @@ class UnderWay(NamedTuple):
     """What its forwards have sent."""
     sent_back: int
     """Gradients of what it has read."""
+    outlived: int
+    """Micro-batches that it has where the stage before, of the same rank, has let them go."""
 
 
 class _Message(NamedTuple):
@@ -57,6 +59,7 @@ def under_way(table: Table, rank: int) -> Iterator[tuple[UnderWay, ...]]:
         item = table.items[position]
         return own[item.stage], int(item.kind & (HELD - 1) != F)
 
+    handed = _Handed(table, own)
     units = _units(table, row)
     for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
         for peer, queue in queues.items():
@@ -79,15 +82,70 @@ def under_way(table: Table, rank: int) -> Iterator[tuple[UnderWay, ...]]:
                 else:
                     kept.append((needed_at, stage, back))
             gone[peer] = kept
-        now = tuple([UnderWay(*asked, *left) for asked, left in zip(room, there, strict=True)])
+        for at in unit:
+            handed.begins(row[at])
+        now = tuple([
+            UnderWay(*asked, sent + out, sent_back + back, outlived)
+            for asked, (sent, sent_back), (out, back, outlived)
+            in zip(room, there, handed.counts, strict=True)
+        ])  # fmt: skip
         for _ in unit:
             yield now
         for at in unit:
+            handed.ends(row[at])
             receiver = table.receivers[row[at]]
             if receiver >= 0:
                 stage, back = place(row[at])
                 there[stage][back] += 1
                 gone[table.items[receiver].rank].append((number[receiver], stage, back))
+
+
+class _Handed:
+    """What the stages of one rank hand to each other."""
+
+    def __init__(self, table: Table, own: dict[int, int]) -> None:
+        self._table, self._own = table, own
+        self.counts = [[0, 0, 0] for _ in own]
+        """Of each stage: values that it has handed on, gradients that it has handed back, and
+        `UnderWay.outlived`."""
+        self._in_flight: set[tuple[int, int]] = set()
+        self._outlived: set[tuple[int, int]] = set()
+
+    def begins(self, position: int) -> None:
+        """An action takes what it needs."""
+        _, stage, kind, microbatch, *_ = self._table.items[position]
+        if kind & 3 == F:
+            self._in_flight.add((stage, microbatch))
+            self._count(stage - 1, 0, -1)
+        if kind & 3 in (B, I):
+            self._count(stage + 1, 1, -1)
+        later = stage + 1, microbatch
+        # Its backward frees what it has saved from its last block on.
+        if _ends_stay(kind) and later in self._in_flight:
+            self._outlived.add(later)
+            self._count(stage + 1, 2, 1)
+
+    def ends(self, position: int) -> None:
+        """An action leaves what it has made."""
+        _, stage, kind, microbatch, *_ = self._table.items[position]
+        if kind & 3 == F and stage + 1 in self._own:
+            self._count(stage, 0, 1)
+        if kind & 3 in (B, I) and stage - 1 in self._own:
+            self._count(stage, 1, 1)
+        if _ends_stay(kind):
+            self._in_flight.discard((stage, microbatch))
+            if (stage, microbatch) in self._outlived:
+                self._outlived.remove((stage, microbatch))
+                self._count(stage, 2, -1)
+
+    def _count(self, stage: int, what: int, change: int) -> None:
+        if stage in self._own:
+            self.counts[self._own[stage]][what] += change
+
+
+def _ends_stay(kind: int) -> bool:
+    """Whether a micro-batch of the stage is through with such an action."""
+    return kind & (LAST - 1) in (B, B + HELD, W)
 
 
 def _numbers(table: Table) -> dict[int, int]:

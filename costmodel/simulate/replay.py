@@ -118,6 +118,7 @@ class _Kept:
         self.always, self.begun = _bytes(kept.always), _bytes(kept.begun)
         self.saved, self.halved = kept.saved_bytes, kept.halved_bytes
         self.entry, self.border, self.sent = kept.entry_bytes, kept.border_bytes, kept.sent_bytes
+        self.shared = kept.shared_bytes
         self.forward, self.halving = _bytes(kept.rises["F"]), _bytes(kept.rises["I"])
         self.kept_saved = kept.kept_bytes
         self._rises = kept.rises

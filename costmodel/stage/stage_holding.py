@@ -63,7 +63,9 @@ def stage_memory_of(
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
             for _, sizes, _ in summed_of(costs, parts)
         ], default=0),
-        border=costs.border_bytes, entry=costs.entry_bytes,
+        border=costs.border_bytes + costs.handed_bytes,
+        entry=costs.entry_bytes + costs.taken_bytes,
+        shared=costs.shared_bytes,
         sent_as_kept=_sent_as_kept(costs),
         blocks=_block_memories(costs),
         stops=_stops(costs),
@@ -86,7 +88,8 @@ def stage_memory_of(
 def _sent_as_kept(costs: StageCosts) -> int:
     """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
     last = costs.cost.blocks[-1]
-    return last.kept_outputs if costs.border_bytes == sum(last.output_bytes) else 0
+    sent = costs.border_bytes + costs.handed_bytes
+    return last.kept_outputs if sent == sum(last.output_bytes) else 0
 
 
 def _no_layers(costs: StageCosts) -> frozenset[int]:
@@ -175,6 +178,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     ):
         if index == last and costs.border_bytes:
             cost = cost.left_alone()
+        saved -= costs.shared_bytes * (index == 0)
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
         key = id(cost), saved, before, given, waiting

@@ -126,6 +126,9 @@ class StageDetail:
     """The same of the next stage."""
     sent_bytes: int = 0
     """Of what has been sent to that, beside what is saved."""
+    shared_bytes: int = 0
+    """Of what it has saved, what counts as the stage before's, on the same ranks, while that has
+    it."""
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
     collectives: dict[str, float] = field(default_factory=dict)

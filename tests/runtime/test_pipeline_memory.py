@@ -30,10 +30,10 @@ class _Layers(nn.Module):
 CASES = [
     ("gpipe", "none"), ("gpipe", "full"), ("one_f_one_b", "none"), ("one_f_one_b", "full"),
     ("interleaved", "none"), ("interleaved", "full"), ("zero_bubble", "none"),
-    ("zero_bubble", "full"), ("zbv", "full"), ("dual_pipe_v", "full"),
+    ("zero_bubble", "full"), ("zbv", "none"), ("zbv", "full"), ("dual_pipe_v", "full"),
+    ("dual_pipe_v_pairs", "full"),
 ]  # fmt: skip
-"""Schedules and recompute. In V-shaped schedules that keep all, a rank hands a value from one of
-its stages to the next, of which predictions know no better than that both have it."""
+"""Schedules and recompute."""
 
 
 @pytest.mark.parametrize(("schedule", "recompute"), CASES)
@@ -49,4 +49,4 @@ def test_pipelines_hold_what_is_predicted(schedule: str, recompute: str) -> None
 def test_no_rank_of_a_v_holds_more_than_is_predicted(schedule: str) -> None:
     data = (torch.randn(ROWS, WIDE),)
     told = told_of_pipeline(_Layers(), data, "fp32", num_microbatches=4, schedule=schedule)
-    assert min(told) >= 0.999 and max(told) <= 1.15
+    assert min(told) >= 0.999 and max(told) <= 1.02

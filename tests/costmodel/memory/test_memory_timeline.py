@@ -30,7 +30,8 @@ def stage(
     return StageMemory(
         groups=(group,), prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
-        border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
+        border=more.get("border", 0), entry=more.get("entry", 0), shared=more.get("shared", 0),
+        blocks=(BLOCK,) * blocks,
     )  # fmt: skip
 
 
@@ -65,6 +66,27 @@ def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
     found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
     first = [12, 10, 10 + 4 + 4 + 12, 20 + 4 + 4]
     assert found == [*first, 20 + 4 + 105, 10 + 4 + 100, 100 + 10 + 62, 100]
+
+
+def test_what_a_rank_hands_to_itself_is_there_until_it_is_taken() -> None:
+    """4 bytes of each of two forwards, and of two backwards."""
+    stages = stage(1, border=4), stage(1, entry=4)
+    found = totals(("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1",), *stages)
+    ahead = [12, 10, 4 + 22, 4 + 20, 4 + 20 + 12, 4 + 30, 30 + 12, 40]
+    back = [40 + 105, 30 + 100, 4 + 30 + 162, 4 + 20 + 100, 4 + 20 + 205, 4 + 10 + 200, 272, 200]
+    assert found == ahead + back
+
+
+def test_what_two_stages_of_a_rank_have_saved_is_there_once() -> None:
+    """4 bytes that count as the first stage's, while that has its micro-batch: the second stage's
+    backward may be over later."""
+    stages = stage(1, border=0), stage(1, shared=4)
+    usual = totals(("0F0 1F0 1B0 0B0",), *stages)
+    assert usual == [12, 10, 22, 20, 20 + 105, 10 + 100, 10 + 100 + 105, 200]
+    late = totals(("0F0 1F0 1I0 0I0 0W0 1W0",), *stages)
+    assert late[4:] == [25, 20, 25, 20, 20 + 4 + 105, 10 + 4 + 100, 10 + 4 + 100 + 105, 200]
+    timeline = simulate(parse_schedule("x", ("0F0 1F0 1I0 0I0 0W0 1W0",)), [COST] * 2)
+    assert peak(timeline.table, 0, stages).total == 219
 
 
 def test_level_1_packs_gradients_flat() -> None:
