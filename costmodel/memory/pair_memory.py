@@ -63,8 +63,9 @@ def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
         own = [Bytes(*rise).plus(Bytes(workspace=stopped)) for at, rise in rises if at == index]
         needs = max(own, key=lambda held: held.workspace)
         for number in range(again):
-            # As in a forward: what is made again comes bit by bit.
-            made = needs.workspace * (number + 1) // (again + 1) - needs.workspace
+            # What is made again comes bit by bit; the last collective is at the block's end, where
+            # all of it is there.
+            made = needs.workspace * (number + 1) // again - needs.workspace
             yield Stretch([*found, needs.plus(Bytes(workspace=made))],
                           needs.plus(Bytes(workspace=made)))  # fmt: skip
             found = []
