@@ -85,8 +85,8 @@ def under_way(table: Table, rank: int) -> Iterator[tuple[UnderWay, ...]]:
         for at in unit:
             handed.begins(row[at])
         now = tuple([
-            UnderWay(*asked, sent + out, sent_back + back, outlived)
-            for asked, (sent, sent_back), (out, back, outlived)
+            UnderWay(entries, gradients, sent + out, sent_back + back, outlived)
+            for (entries, gradients), (sent, sent_back), (out, back, outlived)
             in zip(room, there, handed.counts, strict=True)
         ])  # fmt: skip
         for _ in unit:
