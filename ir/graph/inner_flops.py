@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from meshwright.ir.torch_private import DispatchMode
 
-class ProductCounter(TorchDispatchMode):
+
+class ProductCounter(DispatchMode):  # type: ignore[misc]
     """Sums the floating-point operations of matrix products, convolutions and attention, as torch
     counts them; a multiply-add is 2."""
 
@@ -28,6 +29,7 @@ class ProductCounter(TorchDispatchMode):
 
 def inner_flops(run: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> int:
     """Returns the floating-point operations of products in one call on such tensors."""
-    with torch.no_grad(), ProductCounter() as counted:
+    counter = ProductCounter()
+    with torch.no_grad(), counter:
         run(*tensors)
-    return counted.flops
+    return counter.flops
