@@ -143,12 +143,15 @@ class _Search:
                     yield self._judge(each, self.state.judged)
 
     def _fastest(self) -> Iterator[Offer]:
-        """Simulates what tables say is best, best first; then what else may be close."""
+        """Simulates what tables say is best, best first; then what else may be close. What is the
+        best so far is simulated at once: a good plan early is there if time is up, and tells frames
+        of mixed devices apart, which bounds hardly do."""
         queue: list[tuple[float, int, Choice]] = []
+        short: dict[Choice, float] = {}
         for own in self._by_frame():
-            if self.mixed and own[0].value < CLOSE * self.state.best_s:
-                # Bounds tell frames of mixed devices hardly apart: a good plan early does.
+            if own[0].value < (CLOSE if self.mixed else 1.0) * self.state.best_s:
                 yield from self._offer(own[0].choice)
+                short[own[0].choice] = self._excess(own[0].choice)
             queue += [(f.value, len(queue) + number, f.choice) for number, f in enumerate(own)]
         queue.sort(key=lambda item: item[:2])
         firsts = {choice: (value, number) for value, number, choice in reversed(queue)}
@@ -160,7 +163,7 @@ class _Search:
             choice = heappop(queue)[2]
             yield from self._offer(choice)
             frame = Frame(choice.num_ranks, choice.num_microbatches)
-            excess = self._excess(choice)
+            excess = short[choice] if choice in short else self._excess(choice)
             if excess and frame not in again:
                 again.add(frame)
                 for more in self._within(frame, 1.02 * excess):
@@ -200,14 +203,16 @@ class _Search:
 
     def _by_frame(self) -> Iterator[list[Finalist]]:
         """Of all frames that may be best by what tables say of the others; tables are of plain
-        schedules."""
+        schedules. Frames of one stage come first: they are quickly known, and pipelines that
+        cannot come near them are then left out early."""
         least = np.inf
-        for frame, bound in sorted(self.bounds, key=lambda item: (_plain_s(item[1]), item[0])):
+        for frame, bound in sorted(self.bounds, key=_one_stage_first):
             if _plain_s(bound) > CLOSE * least:
-                break
+                continue
             found: list[Finalist] = []
             for solver in self.solvers:
-                own = solver.fastest(frame, bound, WORSE * least)
+                limit_s = min(WORSE * least, CLOSE * self.state.best_s)
+                own = solver.fastest(frame, bound, limit_s)
                 least = min([least, *(finalist.value for finalist in own)])
                 found += own
             if found:
@@ -400,6 +405,11 @@ class _Search:
                 break
             yield self._judge(choice, self.state.judged)
         yield Offer(candidates=0, pruned={"bound": pruned})
+
+
+def _one_stage_first(item: tuple[Frame, Bound]) -> tuple[bool, float, Frame]:
+    frame, bound = item
+    return frame.num_ranks > 1, _plain_s(bound), frame
 
 
 def _plain_s(bound: Bound) -> float:
