@@ -198,12 +198,17 @@ class StageMemory:
     def saved(self) -> int:
         """Per micro-batch in flight."""
         beside = self.slots.beside if self.slots else 0
+        beside += self._sent_apart * self.habits.keeps_sent
         return sum([block.saved for block in self.blocks]) + beside
 
     @property
     def sent(self) -> int:
-        """Of a message to the next stage on its way, beside what is saved; of recorded calls it is
-        a copy."""
+        """Of a message to the next stage on its way, beside what is saved."""
+        return 0 if self.habits.keeps_sent else self._sent_apart
+
+    @property
+    def _sent_apart(self) -> int:
+        """What is sent and not saved by its block; of recorded calls it is a copy."""
         return self.border - self.sent_as_kept * (self.slots is None)
 
     @cached_property

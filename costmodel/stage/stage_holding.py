@@ -67,7 +67,7 @@ def stage_memory_of(
         entry=costs.entry_bytes + costs.taken_bytes,
         shared=costs.shared_bytes,
         sent_as_kept=_sent_as_kept(costs),
-        blocks=_block_memories(costs),
+        blocks=_block_memories(costs, habits.keeps_sent),
         stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
         groups=tuple(
@@ -165,7 +165,7 @@ def _known(nbytes: int | None, otherwise: int) -> int:
     return otherwise if nbytes is None else nbytes
 
 
-def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
+def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
     on_device = costs.device.is_apart
     known: dict[object, BlockMemory] = {}
@@ -176,7 +176,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     for index, (cost, saved, waiting) in enumerate(
         zip(own.blocks, own.block_saved, own.block_waiting, strict=True)
     ):
-        if index == last and costs.border_bytes:
+        if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
         # What the last one is given is a message, or the loss.

@@ -13,6 +13,7 @@ from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.forms.sync import exchange
 from meshwright.ir.plan.schedule import parse_schedule
+from meshwright.ir.stack_memory import StackMemory
 from meshwright.planner.problem.schedule_tools import make_schedule
 
 BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5, second=5)
@@ -66,6 +67,13 @@ def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
     found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
     first = [12, 10, 10 + 4 + 4 + 12, 20 + 4 + 4]
     assert found == [*first, 20 + 4 + 105, 10 + 4 + 100, 100 + 10 + 62, 100]
+
+
+def test_stacks_may_keep_what_they_sent_until_its_backward() -> None:
+    keeps = replace(stage(1, border=4), habits=StackMemory(keeps_sent=True))
+    found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), keeps, stage(1, entry=4))
+    assert found[:4] == [12, 14, 14 + 4 + 12, 28 + 4]
+    assert found[4:] == [28 + 4 + 105, 14 + 4 + 100, 14 + 100 + 62, 100]
 
 
 def test_what_a_rank_hands_to_itself_is_there_until_it_is_taken() -> None:
