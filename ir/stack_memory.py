@@ -64,6 +64,9 @@ class StackMemory:
     kept_output_bytes: int = 0
     """Per logit of each micro-batch, of what the last stage of a pipeline returns: all are there
     until the step ends."""
+    keeps_sent: bool = False
+    """What a stage of a pipeline has sent on is kept until its backward is over, as what that
+    starts from; ours keeps the graph alone."""
     gathers_rest: bool = False
     """What is no layer is gathered at once and stays so from its first use to its last; its
     gradients go together."""

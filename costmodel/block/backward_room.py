@@ -8,6 +8,7 @@ from typing import NamedTuple
 from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Block
 from meshwright.ir.graph.rules import given
 from meshwright.ir.ops import facts
 
@@ -47,17 +48,8 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
-            made, passed = dict[str, int](), set[str]()
-            new = 0
             elements = walk.local.elements
-            for name, operand in zip(step.op.inputs, step.inputs, strict=True):
-                if operand.requires_grad and not operand.is_param:
-                    nbytes = elements[operand.value] * operand.width
-                    if _is_sum(step, nbytes, elements) and not live.has(roots[name]):
-                        passed.add(roots[name])
-                        continue
-                    new += nbytes
-                    made.setdefault(roots[name], nbytes)
+            made, passed, new = _made_by(step, elements, roots, live)
             own, again = made_of.by(step)
             beside, least, before = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
@@ -93,6 +85,61 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     return Room(most, growing, None if experts else adding - most, at, one_op)
 
 
+class SplitRoom(NamedTuple):
+    """Bytes of a backward in two halves (`runtime.stage.split`), beside all that is saved."""
+
+    first: int
+    """Most in the first half."""
+    kept: int
+    """Gradients that the second half begins with."""
+    released: int
+    """Of what is saved, what goes with the first half: no op before it has a parameter."""
+    released_outputs: int
+    """The same of what leaves the block, where nobody else has that."""
+    second: int | None
+    """Most in the second half, beside what it begins with; None if that is a whole backward."""
+
+
+def split_room(
+    walk: Walk, saved: Mapping[SavedKey, int], leaving: Mapping[SavedKey, int], block: Block
+) -> SplitRoom:
+    """Returns what the halves of a block's backward have. `saved`: what goes with the block;
+    `leaving`: what it has saved of what leaves it."""
+    ops = [step for step in walk.script if isinstance(step, OpStep)]
+    pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
+    steps = [step for step, _ in pairs]
+    roots, elements, tensors = (
+        _of_gradients(walk, ops),
+        walk.local.elements,
+        walk.facts.graph.tensors,
+    )
+    made_of = _WeightGradients(walk, steps)
+    freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
+    live = _Live(_entering(walk, block.outputs, roots), held=True)
+    given_bytes = first = live.nbytes
+    released, released_outputs, second, joined = 0, 0, 0, False
+    for number in range(len(steps) - 1, -1, -1):
+        step, (beside, least, before) = pairs[number]
+        if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
+            made, passed, new = _made_by(step, elements, roots, live)
+            now = live.with_kept_bytes + new + max(beside, before)
+            first = max(first, now, least and least + live.kept_bytes)
+            results = {roots.get(name, name) for name in step.op.outputs}
+            if made_of.reads(step):
+                joined, second = True, max(second, beside, before)
+                live.keeps(results)
+            live.goes(results, passed)
+            live.comes(made)
+        if not joined:
+            released += freed_by[number][0]
+            released_outputs += freed_by[number][1]
+    if not any([tensors[name].requires_grad for name in block.inputs]):
+        return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
+    if made_of.several:
+        return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second)
+
+
 class _Live:
     """Gradients of values that are there: those of the terms of a sum are one tensor. Those that
     enter are `held` to the end of the block: who calls its backward has them."""
@@ -101,6 +148,7 @@ class _Live:
         self._of: dict[str, tuple[str, ...]] = {}
         """Value -> its gradient, named by those that first had it."""
         self._sizes: dict[tuple[str, ...], int] = {}
+        self._kept: dict[tuple[str, ...], int] = {}
         self.comes(dict(entering))
         self._entered = frozenset(self._sizes if held else ())
 
@@ -117,13 +165,31 @@ class _Live:
         return name in self._of
 
     def comes(self, made: Mapping[str, int]) -> None:
-        """Values without a gradient get one of so many bytes."""
+        """Values without a gradient get one of so many bytes; to one that is kept nothing is added
+        in place."""
         for name, nbytes in made.items():
+            if self._of.get(name, ()) in self._kept:
+                del self._of[name]
             if name not in self._of:
                 key: tuple[str, ...] = (name,)
-                while key in self._sizes:  # terms of a sum still have an earlier one
+                # Terms of a sum still have an earlier one.
+                while key in self._sizes or key in self._kept:
                     key += (name,)
                 self._of[name], self._sizes[key] = key, nbytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(self._kept.values())
+
+    @property
+    def with_kept_bytes(self) -> int:
+        return sum((self._kept | self._sizes).values())
+
+    def keeps(self, names: Iterable[str]) -> None:
+        """The gradients of these values stay, whoever else has read them."""
+        for name in names:
+            if name in self._of:
+                self._kept[self._of[name]] = self._sizes[self._of[name]]
 
     def goes(self, names: Iterable[str], passed: Iterable[str]) -> None:
         """Gradients have been read, and are those of the values that are `passed` now."""
@@ -141,6 +207,15 @@ class _WeightGradients:
         self._roots, self._elements = walk.facts.roots, walk.local.elements
         self._left = Counter([name for step in steps for name, _ in self._of(step)])
         self._waiting: dict[str, int] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether several ops read one parameter."""
+        return any([count > 1 for count in self._left.values()])
+
+    def reads(self, step: OpStep) -> bool:
+        """Whether an op reads a parameter that is trained."""
+        return bool(self._of(step))
 
     @property
     def waiting_bytes(self) -> int:
@@ -175,6 +250,23 @@ class _WeightGradients:
             for name, operand in zip(step.op.inputs, step.inputs, strict=True)
             if operand.is_param and operand.requires_grad
         ]
+
+
+def _made_by(
+    step: OpStep, elements: Sequence[int], roots: Mapping[str, str], live: _Live
+) -> tuple[dict[str, int], set[str], int]:
+    """Gradients of operands that an op makes, those that are the gradient of its result, and bytes
+    of all that it makes."""
+    made, passed, new = dict[str, int](), set[str](), 0
+    for name, operand in zip(step.op.inputs, step.inputs, strict=True):
+        if operand.requires_grad and not operand.is_param:
+            nbytes = elements[operand.value] * operand.width
+            if _is_sum(step, nbytes, elements) and not live.has(roots[name]):
+                passed.add(roots[name])
+                continue
+            new += nbytes
+            made.setdefault(roots[name], nbytes)
+    return made, passed, new
 
 
 def _has_experts(steps: Sequence[OpStep]) -> bool:

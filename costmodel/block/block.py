@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.costmodel.block.backward_room import backward_room
+from meshwright.costmodel.block.backward_room import backward_room, split_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
-from meshwright.costmodel.block.price_ops import GraphFacts, PricedOp, StageSite, Walk, Where
+from meshwright.costmodel.block.forward_room import forward_room
+from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
 from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import group_levels
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
-from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import Source
 from meshwright.ir.graph.graph import Block, Graph, Kind, Op
@@ -27,6 +27,20 @@ from meshwright.ir.layout.layout import (
 )
 from meshwright.ir.plan.plan import BlockLayout, param_key
 from meshwright.ir.precision import precision as known_precision
+
+
+class Eased(NamedTuple):
+    """How a backward differs from another."""
+
+    eased_bytes: int
+    """By which it needs less."""
+    late_bytes: int
+    """Its own `BlockCost.late_bytes`."""
+    adding_bytes: int | None
+    """Its own `BlockCost.adding_bytes`."""
+
+
+NOT_EASED = Eased(0, 0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +86,20 @@ class BlockCost:
 
     halved_bytes: int = 0
     """Kept from the first half of a split backward to the second, beside what a forward kept:
-    gradients, and what was made again."""
+    gradients, and what was made again; less than 0 if more goes of what the forward kept."""
+    leaving: Eased = NOT_EASED
+    """Of its backward, where nobody else has what leaves it: that goes as its ops are through."""
+    forward_bytes: int = 0
+    """Most at once in its forward of what is made inside it, where all is kept."""
+    halving_bytes: int | None = None
+    """Most at once in the first half, beside what was kept and what it leaves to the second; None:
+    not known."""
+    second_bytes: int | None = None
+    """Most in the second half, beside what it begins with; None: as in a whole backward."""
+    released_bytes: int = 0
+    """Of `saved_bytes`, what goes with the first half."""
+    released_outputs: int = 0
+    """The same of `saved_outputs`, where nobody else has them."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
     tail_s: float = 0.0
@@ -120,6 +147,26 @@ class BlockCost:
         pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
         return sum([min(pair) for pair in pairs])
 
+    def halving_again(self, halved_bytes: int) -> int | None:
+        """`halving_bytes` where the first half makes things again, and leaves so much to the
+        second."""
+        if self.halving_bytes is None:
+            return None
+        made = self.forward_bytes + self.given_bytes - halved_bytes
+        return max(self.halving_bytes, made)
+
+    def left_alone(self) -> "BlockCost":
+        """The same block where nobody else has what leaves it."""
+        if self.leaving is NOT_EASED:
+            return self
+        less, more = self.leaving, self.released_outputs
+        return replace(
+            self, eased_bytes=self.eased_bytes + less.eased_bytes, late_bytes=less.late_bytes,
+            adding_bytes=less.adding_bytes, halved_bytes=self.halved_bytes - more,
+            halving_bytes=None if self.halving_bytes is None else self.halving_bytes + more,
+            leaving=NOT_EASED, released_outputs=0,
+        )  # fmt: skip
+
     @property
     def _total_s(self) -> float:
         return self.forward_s + self.backward_s
@@ -133,8 +180,10 @@ class BlockCost:
     def _recomputed(self) -> "BlockCost":
         remade_s = max(0.0, self.forward_s - self.tail_s)
         comm_remade_s = max(0.0, self.comm_forward_s - self.comm_tail_s)
+        alone = self.left_alone()
+        halved_bytes = alone.halved_bytes + self.saved_bytes + sum(self.saved_outputs)
         return replace(
-            self,
+            alone,
             forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,
             backward_input_s=self.backward_input_s + remade_s,
             comm_backward_s=self.comm_backward_s + comm_remade_s,
@@ -143,7 +192,9 @@ class BlockCost:
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),
             remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
-            halved_bytes=self.halved_bytes + self.saved_bytes + sum(self.saved_outputs),
+            halved_bytes=halved_bytes,
+            halving_bytes=alone.halving_again(halved_bytes),
+            forward_bytes=0,
             uncertain_s=self.uncertain_s * (1 + remade_s / max(1e-12, self._total_s)),
         )
 
@@ -272,9 +323,15 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         max(_pop_saved(walk, saved, name, where), _left_at_border(walk, name, where))
         for name, where in zip(block.inputs, entries, strict=True)
     ]
-    leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
+    inside = dict(saved)
+    leaving = [_pop_saved(walk, inside, n, w) for n, w in zip(block.outputs, exits, strict=True)]
+    left = {key: nbytes for key, nbytes in saved.items() if key not in inside}
+    saved = inside
     room = backward_room(walk, saved, block.outputs)
     most = min(max(walk.in_backward, room.one_op), room.most)
+    alone = backward_room(walk, saved | left, block.outputs) if left else room
+    most_alone = min(most, alone.most)
+    halves = split_room(walk, saved, left, block)
     made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
     return BlockCost(
         forward_s=walk.clock.forward_s,
@@ -320,7 +377,15 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         uncertain_s=walk.clock.uncertain_s,
         scattered_bytes=walk.clock.scattered_bytes,
         behind_s=walk.clock.behind_s,
-        halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
+        halved_bytes=halves.kept - halves.released,
+        halving_bytes=halves.first - halves.kept + halves.released,
+        forward_bytes=forward_room(walk, inside | left, block.inputs),
+        leaving=Eased(most - most_alone, most_alone - alone.growing, alone.adding)
+        if left
+        else NOT_EASED,
+        second_bytes=halves.second,
+        released_bytes=halves.released,
+        released_outputs=halves.released_outputs,
     )
 
 
@@ -349,15 +414,6 @@ def at_links(cost: BlockCost, tape: Tape, site: StageSite) -> BlockCost:
         uncertain_s=clock.uncertain_s,
         behind_s=clock.behind_s,
     )
-
-
-def _for_weights(op: LocalOp) -> int:
-    """The gradient that a parameter's waits for: that of the result of the op that reads it."""
-    if op.differentiable:
-        for operand in op.inputs:
-            if operand.is_param and operand.requires_grad:
-                return op.output_bytes
-    return 0
 
 
 def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:

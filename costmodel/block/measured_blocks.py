@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import log2
 
-from meshwright.costmodel.block.block import BlockCost
+from meshwright.costmodel.block.block import NOT_EASED, BlockCost
 from meshwright.costmodel.block.price_ops import Walk
 from meshwright.costmodel.ops.compute import worst_source
 from meshwright.ir.cluster.device import Source
@@ -50,6 +50,10 @@ def measured_cost(
         eased_bytes=0,
         late_bytes=0,
         adding_bytes=None,
+        leaving=NOT_EASED,
+        forward_bytes=0,
+        halving_bytes=None,
+        second_bytes=None,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

@@ -197,7 +197,7 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
     found = borders(tables, plan)[index]
     if source.devices == target.devices or not found.whole_bytes + found.fixed_bytes:
         return 0.0, 0
-    busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
+    busiest = _busiest(plan, source, target)
     # A source rank feeds several target ranks where the next stage splits tensors further.
     copies = max(1, ceil(target.model_size / source.model_size))
     sent = (found.whole_bytes * busiest + found.fixed_bytes) * copies
@@ -211,6 +211,23 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
             Primitive.ALL_GATHER, round(gathered), _tensor_levels(tables, target)
         )
     return slowest, round(sent)
+
+
+def handed_bytes(tables: CostTables, plan: Plan, index: int) -> int:
+    """Returns what stage `index` hands to the next one of one micro-batch where the same ranks have
+    both: it goes nowhere."""
+    if not 0 <= index < len(plan.stages) - 1:
+        return 0
+    source, target = plan.stages[index], plan.stages[index + 1]
+    if source.devices != target.devices:
+        return 0
+    found = borders(tables, plan)[index]
+    return round(found.whole_bytes * _busiest(plan, source, target) + found.fixed_bytes)
+
+
+def _busiest(plan: Plan, source: Stage, target: Stage) -> float:
+    """Share of the batch that is most of a rank's at either end, of one micro-batch."""
+    return max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
 
 
 def _tensor_levels(tables: CostTables, stage: Stage) -> Levels:

@@ -1,7 +1,7 @@
 """What a plan keeps of its prediction for reports (`ir.plan.detail`)."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from statistics import mean
@@ -137,11 +137,15 @@ def _stage(
     return StageDetail(
         actions=actions,
         saved_bytes=0 if held.slots else held.saved,
+        entry_bytes=held.entry,
+        border_bytes=held.border,
+        sent_bytes=held.sent,
+        shared_bytes=held.shared,
         kept_bytes=held.kept_saved,
         halved_bytes=held.halved,
         always=_moving(held.always.plus(there)),
         begun=_moving(held.begun),
-        rises=_rises(held),
+        rises=_rises(held, found.stepped.timeline.table.kinds[index]),
         traffic=traffic,
         messages=messages,
         collectives=collectives,
@@ -186,16 +190,20 @@ def _collectives(times: StageTimes, actions: Mapping[str, float]) -> dict[str, f
     return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def _rises(held: StageMemory) -> dict[str, Moving]:
-    named = {name: held.backward(first=f, last=last) for name, (f, last) in RISES.items()}
-    named |= {"F": held.forward, "I": held.halving}
-    if held.remakes:
-        named |= {name.replace("B", "W"): held.backward(first=f, last=last, second=True)
-                  for name, (f, last) in RISES.items()}  # fmt: skip
+def _rises(held: StageMemory, kinds: Collection[int]) -> dict[str, Moving]:
+    """`kinds`: of the stage's actions."""
+    halves = (False, True) if any(kind & (LAST - 1) == W for kind in kinds) else (False,)
+    named = {"F": held.forward, "I": held.halving}
     if held.kept:
         named |= {"K": held.keeping, "R": held.remaking, "I held": held.kept_halving}
-        named |= {f"{name} held": held.backward(first=f, last=last, held=True)
-                  for name, (f, last) in RISES.items()}  # fmt: skip
+    for whole in (False, True) if held.kept else (False,):
+        for second in halves:
+            named |= {
+                f"{name.replace('B', 'W') if second else name}{' held' * whole}": held.backward(
+                    first=first, last=last, held=whole, second=second
+                )
+                for name, (first, last) in RISES.items()
+            }
     return {name: _moving(rise) for name, rise in named.items()}
 
 

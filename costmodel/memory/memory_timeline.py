@@ -5,10 +5,12 @@ to the host and back does it matter when.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from meshwright.costmodel.memory.pair_memory import pair_rise
 from meshwright.costmodel.memory.stage_memory import NOTHING, Bytes, Holding, StageMemory
+from meshwright.costmodel.memory.under_way import UnderWay, under_way
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, Table, W
 from meshwright.costmodel.simulate.timeline import Timeline
 
@@ -28,6 +30,8 @@ class Moment(NamedTuple):
     """Of these, between the halves of their backward: that of the action is."""
     begun: tuple[bool, ...]
     """Whether a backward of the stage has ended."""
+    messages: tuple[int, ...]
+    """Stage by stage, the counts of `UnderWay`."""
     stage: int
     """Index among the rank's stages."""
     kind: int
@@ -36,6 +40,10 @@ class Moment(NamedTuple):
     whole: bool
     """Of its micro-batch all was kept, or has been made again."""
     beside: "Beside" = (-1, -1)
+
+
+_HOW = Moment._fields.index("stage")
+"""Of a moment's fields, where those end that count what is there."""
 
 
 class Point(NamedTuple):
@@ -64,7 +72,7 @@ def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
     """Those that no other of the same action holds as much as, of everything."""
     groups: dict[tuple[object, ...], list[Moment]] = {}
     for moment in dict.fromkeys(walked):
-        kept = groups.setdefault(moment[3:], [])
+        kept = groups.setdefault(moment[_HOW:], [])
         if not any(_covers(other, moment) for other in kept):
             kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
     return tuple(moment for kept in groups.values() for moment in kept)
@@ -73,9 +81,13 @@ def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
 def _covers(more: Moment, less: Moment) -> bool:
     return all(
         a >= b
-        for mine, theirs in zip(more[:3], less[:3], strict=True)
+        for mine, theirs in zip(_counts(more), _counts(less), strict=True)
         for a, b in zip(mine, theirs, strict=True)
     )
+
+
+def _counts(moment: Moment) -> tuple[Sequence[int], ...]:
+    return moment.in_flight, moment.halved, moment.begun, moment.messages
 
 
 def held_stages(table: Table, rank: int) -> tuple[int, ...]:
@@ -89,7 +101,7 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
     count, size = len(place), len(place) * (1 + table.early)
     in_flight, halved, begun = [0] * size, [0] * size, [False] * size
     whole: set[tuple[int, int]] = set()
-    for position in table.rows[rank]:
+    for position, messages in zip(table.rows[rank], under_way(table, rank), strict=True):
         _, stage, kind, microbatch, *_ = table.items[position]
         at, plain = place[stage], kind & (LAST - 1)
         if plain in (K, R):
@@ -106,7 +118,10 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
             first = not begun[beside[0]]
         elif position - 1 in table.together:
             beside = OVER
-        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, first, there, beside)
+        yield Moment(
+            tuple(in_flight), tuple(halved), tuple(begun), tuple(chain.from_iterable(messages)),
+            at, kind, first, there, beside,
+        )  # fmt: skip
         halved[at] -= plain == W
         if plain in (B, B + HELD, W):
             in_flight[at + count * there] -= 1
@@ -146,16 +161,36 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
         saved += [s.kept_saved for s in own]
         begun, halved = begun + [0] * len(own), halved + [0] * len(own)
     rises: dict[tuple[object, ...], Bytes] = {}
+    of_messages = _message_bytes(own)
     for moment in moments(table)[rank]:
-        in_flight, between, on, *_ = moment
-        key = moment[3:]
+        in_flight, between, on, messages, *_ = moment
+        key = moment[_HOW:]
         if key not in rises:
             rises[key] = _rise(own, moment).plus(always)
         gradients, activations, communication, workspace = rises[key]
         for place, count in enumerate(in_flight):
             activations += count * saved[place] + between[place] * halved[place]
             gradients += on[place] * begun[place]
+        communication += _dot(messages, of_messages)
         yield Bytes(max(gradients, sums), activations, communication, workspace)
+
+
+def most_under_way(table: Table, rank: int, stages: Sequence[Holding]) -> int:
+    """The most bytes of messages between stages that a rank has at once."""
+    of_messages = _message_bytes([stages[s] for s in held_stages(table, rank)])
+    return max([_dot(moment.messages, of_messages) for moment in moments(table)[rank]])
+
+
+def _message_bytes(own: Sequence[Holding]) -> tuple[int, ...]:
+    """What each message that `Moment.messages` counts takes."""
+    sizes = [
+        UnderWay(stage.entry, stage.border, stage.sent, stage.entry, stage.shared) for stage in own
+    ]
+    return tuple(chain.from_iterable(sizes))
+
+
+def _dot(counts: Sequence[int], sizes: Sequence[int]) -> int:
+    return sum([count * nbytes for count, nbytes in zip(counts, sizes, strict=True)])
 
 
 def _there(stages: Sequence[Holding], table: Table, rank: int) -> Bytes:
@@ -224,10 +259,20 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
             halved = stage.halved if plain == W else 0
             freed = stage.kept_saved if moment.whole else stage.saved
             held = held.plus(Bytes(activations=0 if stage.slots else -freed - halved))
+            held = held.plus(Bytes(communication=-_let_go(moment, len(own)) * stage.shared))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
     return tuple(_offloaded(timeline, rank, points))
+
+
+def _let_go(moment: Moment, stages: int) -> int:
+    """Micro-batches that outlive those of the stage before no more when the action is over: no more
+    do so than are in flight."""
+    size = len(UnderWay._fields)
+    counts = UnderWay(*moment.messages[moment.stage * size : (moment.stage + 1) * size])
+    left = sum(moment.in_flight[moment.stage :: stages]) - 1
+    return max(0, counts.outlived - left)
 
 
 def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
@@ -238,7 +283,8 @@ def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     kept = sum(n * s.saved + half * s.halved for n, half, s in counts if not s.slots)
     whole = moment.in_flight[count:]
     kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))
-    return held.plus(Bytes(activations=kept))
+    messages = _dot(moment.messages, _message_bytes(own))
+    return held.plus(Bytes(activations=kept, communication=messages))
 
 
 def _offloaded(timeline: Timeline, rank: int, points: Sequence[Point]) -> Iterator[Point]:

@@ -47,23 +47,25 @@ def _forward(stage: StageMemory) -> Iterator[Stretch]:
                 yield Stretch(found, found[-1])
                 found = []
         saved += block.saved
-    yield Stretch(found, Bytes(activations=saved))
+    # What it sends goes when both are over.
+    yield Stretch(found, Bytes(activations=saved, communication=stage.sent))
 
 
 def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
     rises = stage.backward_rises(first, last)
     found, freed = list[Bytes](), NOTHING
     for index in reversed(range(len(stage.blocks))):
-        # It may stop before what it has made again begins to go, with gradients that are to come.
         block = stage.blocks[index]
-        remakes = block.one_op > block.halving
-        more = Bytes(workspace=max(0, block.one_op - block.workspace) + block.late * remakes)
-        own = [Bytes(*rise).plus(more) for at, rise in rises if at == index]
-        needs = max(own, key=lambda held: held.workspace)
         again, back = stage.stops[index].again, stage.stops[index].back
+        # It may stop before what it has made again begins to go, with gradients that are to come.
+        late = block.late * block.remakes
+        stopped = (max(0, block.one_op - block.workspace) + late) * bool(again + back)
+        own = [Bytes(*rise).plus(Bytes(workspace=stopped)) for at, rise in rises if at == index]
+        needs = max(own, key=lambda held: held.workspace)
         for number in range(again):
-            # As in a forward: what is made again comes bit by bit.
-            made = needs.workspace * (number + 1) // (again + 1) - needs.workspace
+            # What is made again comes bit by bit; the last collective is at the block's end, where
+            # all of it is there.
+            made = needs.workspace * (number + 1) // again - needs.workspace
             yield Stretch([*found, needs.plus(Bytes(workspace=made))],
                           needs.plus(Bytes(workspace=made)))  # fmt: skip
             found = []
@@ -73,4 +75,5 @@ def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
         found += own
         gradients, activations, moving, _ = own[-1]
         freed = Bytes(gradients, activations - stage.blocks[index].saved, moving)
-    yield Stretch(found, freed)
+    # The gradient that it sends back goes when both are over.
+    yield Stretch(found, freed.plus(Bytes(communication=stage.entry)))

@@ -9,6 +9,7 @@ from meshwright.costmodel.memory.memory_timeline import (
     held_stages,
     held_then,
     largest,
+    most_under_way,
     of_each_kind,
 )
 from meshwright.costmodel.memory.stack_bytes import late_bytes
@@ -66,6 +67,7 @@ def _rank_memory(
         # serve the other.
         first = plan.num_microbatches == 1
         sent = max(memories[i].most_sent_bytes(first) for i in own)
+        sent += most_under_way(table, rank, memories)
         beyond += max(sent, kinds.communication) - held.communication
         beyond += max(0, kinds.activations - held.activations)
     inputs = _inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host)

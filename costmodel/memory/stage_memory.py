@@ -69,6 +69,14 @@ class Holding(Protocol):
     @property
     def slots(self) -> SlotBytes | None: ...
     @property
+    def entry(self) -> int: ...
+    @property
+    def border(self) -> int: ...
+    @property
+    def sent(self) -> int: ...
+    @property
+    def shared(self) -> int: ...
+    @property
     def always(self) -> Bytes: ...
     @property
     def saved(self) -> int: ...
@@ -113,6 +121,10 @@ class BlockMemory:
     """Kept from the first to the second half of a split backward."""
     halving: int = 0
     """Most at once in the first half, beside what it keeps."""
+    second: int = 0
+    """Most at once in the second half, beside what is there as it begins."""
+    remakes: bool = False
+    """Whether its backward makes something again."""
     given: int = 0
     """The gradients of what it makes, which are there when its backward begins."""
     waiting: int = 0
@@ -142,7 +154,12 @@ class StageMemory:
     summed: int = 0
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
+    """Of a message to the next stage, or back; of what goes nowhere where that is on its rank."""
     entry: int
+    """Of one from the stage before, or back."""
+    shared: int = 0
+    """Of what it saves of that, what the stage before on its rank has saved too: one memory, which
+    is no part of `saved`."""
     sent_as_kept: int = 0
     """Of `border`, what its block has saved anyway."""
     blocks: tuple[BlockMemory, ...]
@@ -175,23 +192,33 @@ class StageMemory:
             flat += self._of_trained(group, group.exchange.kept)
             wholes, parts = group.exchange.under_way
             late += ceil(wholes * group.trained + parts * part)
-        # A message each way that is under way, and one that is asked for ahead.
-        messages = 2 * (self.border + self.entry)
-        return Bytes(gradients=flat, communication=messages + late + self.stack.always)
+        return Bytes(gradients=flat, communication=late + self.stack.always)
 
     @cached_property
     def saved(self) -> int:
-        """Per micro-batch in flight. What is sent is kept until its gradient is back."""
+        """Per micro-batch in flight."""
         beside = self.slots.beside if self.slots else 0
-        return sum([block.saved for block in self.blocks]) + self._sent_apart + beside
+        beside += self._sent_apart * self.habits.keeps_sent
+        return sum([block.saved for block in self.blocks]) + beside
+
+    @property
+    def sent(self) -> int:
+        """Of a message to the next stage on its way, beside what is saved."""
+        return 0 if self.habits.keeps_sent else self._sent_apart
 
     @property
     def _sent_apart(self) -> int:
-        return self.border - self.sent_as_kept
+        """What is sent and not saved by its block; of recorded calls it is a copy."""
+        return self.border - self.sent_as_kept * (self.slots is None)
 
     @cached_property
     def halved(self) -> int:
-        """Per micro-batch between the halves of its backward."""
+        """Per micro-batch between the halves of its backward: at least nothing, so that no moment
+        holds less for having more micro-batches there."""
+        return max(0, self._halved)
+
+    @property
+    def _halved(self) -> int:
         return sum([block.halved for block in self.blocks])
 
     @cached_property
@@ -210,8 +237,13 @@ class StageMemory:
 
     @cached_property
     def halving(self) -> Bytes:
-        """Most within the first half of a backward, beside the same."""
-        return Bytes(workspace=max([b.halving + b.waiting for b in self.blocks], default=0))
+        """Most within the first half of a backward, beside the same and all that it leaves for the
+        second: what blocks before leave is not there yet."""
+        most, to_come = 0, 0
+        for block in self.blocks:
+            most = max(most, block.halving + block.waiting - to_come)
+            to_come += block.halved
+        return Bytes(workspace=most + min(0, self._halved))
 
     @property
     def kept_saved(self) -> int:
@@ -236,11 +268,11 @@ class StageMemory:
         self, *, first: bool, last: bool, held: bool = False, second: bool = False
     ) -> Bytes:
         """Most within a backward, beside what is in flight (itself included) and `begun`. `held`:
-        all that it needs is there; `second`: it is the half that is left, with what the first half
-        has made again."""
+        all that it needs is there; `second`: it is the half that is left, which makes gradients
+        of parameters alone."""
         if held and self.kept is not None:
             return self.kept.backward(first=first, last=last, second=second)
-        return self._backward(first, last, second and self.remakes)[0]
+        return self._backward(first, last, second)[0]
 
     def most_sent_bytes(self, first: bool) -> int:
         """Most on its way at once in the last backward of a step, whatever else is there."""
@@ -254,11 +286,6 @@ class StageMemory:
             sent = max([moving for _, _, moving, _ in rises], default=0)
             found = self._backwards[first, last, second] = _most(rises), sent
         return found
-
-    @cached_property
-    def remakes(self) -> bool:
-        """Whether its backward makes something again, so that a second half takes less."""
-        return any([block.one_op > block.halving for block in self.blocks])
 
     @cached_property
     def end(self) -> Bytes:
@@ -343,7 +370,7 @@ class StageMemory:
         by block; `second`: of the second half of one that is split."""
         found: list[tuple[int, _Rise]] = []
         gives_back = self.slots is None
-        freed = self._sent_apart * gives_back  # what was sent goes as its gradient comes
+        freed = 0
         ahead = self._gathered(-1)
         groups = [
             BackwardGradients(
@@ -372,9 +399,9 @@ class StageMemory:
                     group.opened()
             needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
-                needs = one_op = block.halving
+                needs = one_op = block.second
                 adding = None
-            needs -= block.late * come
+            needs -= block.late * (come and not second)
             for group in groups:
                 group.reaches(index)
             if one:
@@ -383,13 +410,12 @@ class StageMemory:
             else:
                 workspace = max([group.run(index, needs, one_op, adding) for group in groups])
                 whole, moving = _sum(groups)
-            if index == len(self.blocks) - 1 and workspace > 0:
-                # The gradient that comes is there as a message.
-                workspace = max(0, workspace - self.border)
+            if index == len(self.blocks) - 1 and not second:
+                workspace = max(workspace, self.border)  # the gradient that has come
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
-            freed += block.saved * gives_back
+            freed += (block.saved + block.halved * second) * gives_back
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):

@@ -117,6 +117,8 @@ class _Kept:
     def __init__(self, kept: StageDetail) -> None:
         self.always, self.begun = _bytes(kept.always), _bytes(kept.begun)
         self.saved, self.halved = kept.saved_bytes, kept.halved_bytes
+        self.entry, self.border, self.sent = kept.entry_bytes, kept.border_bytes, kept.sent_bytes
+        self.shared = kept.shared_bytes
         self.forward, self.halving = _bytes(kept.rises["F"]), _bytes(kept.rises["I"])
         self.kept_saved = kept.kept_bytes
         self._rises = kept.rises
@@ -136,10 +138,11 @@ class _Kept:
     def backward(
         self, *, first: bool, last: bool, held: bool = False, second: bool = False
     ) -> Bytes:
-        # A second half is as a whole backward, but where that makes something again.
-        own = "W" if second and not held and "W" in self._rises else "B"
-        words = [own, *["first"] * first, *["last"] * last, *["held"] * held]
-        return _bytes(self._rises[" ".join(words)])
+        words = [*["first"] * first, *["last"] * last, *["held"] * held]
+        own = " ".join(["W", *words])
+        if not second or own not in self._rises:  # a plan from before may lack second halves
+            own = " ".join(["B", *words])
+        return _bytes(self._rises[own])
 
 
 def _bytes(moving: Moving) -> Bytes:

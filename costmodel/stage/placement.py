@@ -7,10 +7,11 @@ from math import prod
 
 from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.block.paired import Cut
-from meshwright.costmodel.comm.borders import Passage, border, borders, passage
+from meshwright.costmodel.comm.borders import Passage, border, borders, handed_bytes, passage
 from meshwright.costmodel.comm.comm import collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
+from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.cluster import Cluster
@@ -38,6 +39,12 @@ class StageCosts:
     border_bytes: int
     """Sent to the next stage by one rank for one micro-batch."""
     entry_bytes: int
+    handed_bytes: int
+    """Left of one micro-batch to the next stage where the same ranks have both."""
+    taken_bytes: int
+    """The same of the stage before."""
+    shared_bytes: int
+    """Of that, what both have saved: one memory."""
     processes: int
     hidden: tuple[Hidden, ...] = ()
     """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
@@ -131,6 +138,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     send_s, sent = border(tables, plan, index)
     between = borders(tables, plan)[index]
     entered = border(tables, plan, index - 1)[1] if index else 0
+    taken = handed_bytes(tables, plan, index - 1)
     return StageCosts(
         cost=cost,
         blocks=blocks,
@@ -142,6 +150,9 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         send_s=send_s,
         border_bytes=sent,
         entry_bytes=entered,
+        handed_bytes=handed_bytes(tables, plan, index),
+        taken_bytes=taken,
+        shared_bytes=_shared_bytes(tables, plan, index, spot, taken) if taken else 0,
         processes=len(stage.devices),
         hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
         cuts=cuts,
@@ -149,6 +160,28 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         updates=runs(tables, plan, index, "bucket_update"),
         host=tables.hosts[spot.device],
     )
+
+
+def _shared_bytes(tables: CostTables, plan: Plan, index: int, spot: BlockSpot, taken: int) -> int:
+    """Of `taken` bytes that stage `index` takes from the one before on the same ranks, those that
+    both save; 0 where it is not sure that they are one memory."""
+    source, target = plan.stages[index - 1], plan.stages[index]
+    alike = source.mesh == target.mesh and source.batch_shares == target.batch_shares
+    if not alike or source.capture or target.capture:  # recorded calls have copies
+        return 0
+    # Micro-batches of which all is kept differ from others in what stages save.
+    if table_of(tables.schedule(plan.schedule)).early:
+        return 0
+    home = tables.graph.blocks[tables.block_index[source.last]]
+    reader = tables.graph.blocks[tables.block_index[target.first]]
+    made = tables.block(home, layouts_of(plan, source)[home.pattern], spot, mode_of(source, home))
+    read = tables.block(
+        reader, layouts_of(plan, target)[reader.pattern], spot, mode_of(target, reader)
+    )
+    left = dict(zip(home.outputs, made.saved_outputs, strict=True))
+    saved = zip(reader.inputs, read.saved_inputs, strict=True)
+    both = [name for name, nbytes in saved if nbytes == taken == left.get(name)]
+    return taken if len(both) == 1 else 0
 
 
 def _hidden(

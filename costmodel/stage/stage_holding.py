@@ -63,9 +63,11 @@ def stage_memory_of(
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
             for _, sizes, _ in summed_of(costs, parts)
         ], default=0),
-        border=costs.border_bytes, entry=costs.entry_bytes,
+        border=costs.border_bytes + costs.handed_bytes,
+        entry=costs.entry_bytes + costs.taken_bytes,
+        shared=costs.shared_bytes,
         sent_as_kept=_sent_as_kept(costs),
-        blocks=_block_memories(costs),
+        blocks=_block_memories(costs, habits.keeps_sent),
         stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
         groups=tuple(
@@ -86,7 +88,8 @@ def stage_memory_of(
 def _sent_as_kept(costs: StageCosts) -> int:
     """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
     last = costs.cost.blocks[-1]
-    return last.kept_outputs if costs.border_bytes == sum(last.output_bytes) else 0
+    sent = costs.border_bytes + costs.handed_bytes
+    return last.kept_outputs if sent == sum(last.output_bytes) else 0
 
 
 def _no_layers(costs: StageCosts) -> frozenset[int]:
@@ -158,7 +161,11 @@ def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:
     return tuple([ceil(nbytes * exchange.made) for nbytes in sizes])
 
 
-def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
+def _known(nbytes: int | None, otherwise: int) -> int:
+    return otherwise if nbytes is None else nbytes
+
+
+def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
     on_device = costs.device.is_apart
     known: dict[object, BlockMemory] = {}
@@ -169,6 +176,9 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     for index, (cost, saved, waiting) in enumerate(
         zip(own.blocks, own.block_saved, own.block_waiting, strict=True)
     ):
+        if index == last and costs.border_bytes and not keeps_sent:
+            cost = cost.left_alone()
+        saved -= costs.shared_bytes * (index == 0)
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
         key = id(cost), saved, before, given, waiting
@@ -179,7 +189,13 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 saved=saved,
                 # Part of an op's operands and results is what it saves. What is offloaded is there
                 # while its block runs, and while the next one does.
-                forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
+                forward=max(
+                    saved + moved + cost.freed_bytes,
+                    cost.workspace_bytes,
+                    # Of what enters, what it is the first to save is there too.
+                    cost.forward_bytes + max(0, saved - cost.saved_bytes - sum(cost.output_bytes)),
+                )
+                + before,
                 workspace=one_op - cost.eased_bytes,
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
@@ -187,7 +203,11 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 halved=cost.halved_bytes,
                 given=given,
                 waiting=waiting,
-                halving=cost.workspace_bytes + moved + before,
+                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before,
+                second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
+                + moved
+                + before,
+                remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])
         before = moved

@@ -17,7 +17,7 @@ RISES = ("F", "I", *_BACKWARDS)
 EARLY_RISES = ("K", "R", "I held", *(f"{name} held" for name in _BACKWARDS))
 """The same where the schedule keeps or makes again."""
 SECOND_RISES = tuple(name.replace("B", "W") for name in _BACKWARDS)
-"""The same of second halves of backwards that make something again."""
+"""The same of second halves of backwards."""
 ACTIONS = ("F", "B", "I", "W", "B last", "W last", "K", "R", "B held", "I held", "B held last")
 """Whose seconds a stage's detail may have."""
 
@@ -84,6 +84,8 @@ def _stage(where: str, kind: StageDetail, does: frozenset[Work]) -> Iterator[str
     needed = (*RISES, *EARLY_RISES) if does & EARLY else RISES
     if "W" in kind.rises:
         needed = (*needed, *SECOND_RISES)
+    if "W held" in kind.rises:
+        needed = (*needed, *(f"{name} held" for name in SECOND_RISES))
     if missing := [name for name in needed if name not in kind.rises]:
         yield f"{where} does not say how memory rises in {missing[0]}"
     if strange := [name for name in (*kind.actions, *kind.collectives) if name not in ACTIONS]:

@@ -116,10 +116,19 @@ class StageDetail:
     rises: dict[str, Moving]
     """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
     `K`, `R` and the same with `held` where the schedule has such actions; `W` and so on of second
-    halves, where a backward makes something again."""
+    halves, where the schedule has them."""
     traffic: Many[StageTraffic]
     messages: Many[SyncMessage] = ()
     """Among replicas, in the order in which they go, where the plan names forms for them."""
+    entry_bytes: int = 0
+    """Of a message from the stage before, or back to it, that is there beside what is saved."""
+    border_bytes: int = 0
+    """The same of the next stage."""
+    sent_bytes: int = 0
+    """Of what has been sent to that, beside what is saved."""
+    shared_bytes: int = 0
+    """Of what it has saved, what counts as the stage before's, on the same ranks, while that has
+    it."""
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
     collectives: dict[str, float] = field(default_factory=dict)

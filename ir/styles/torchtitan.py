@@ -16,10 +16,11 @@ STYLE = Style(
     # compiled adds two float32 temporaries where classes are split
     # (torch.distributed.tensor.parallel.loss): the exponential and a sum, less the one that it
     # ends in. It casts logits, which train.py lets go of before the backward. torch's pipelines
-    # keep the logits of all micro-batches (pipelining/stage.py, output_chunks).
+    # keep the logits of all micro-batches (pipelining/stage.py, output_chunks), and what they send
+    # until its backward (fwd_cache).
     memory=StackMemory(
         reserved=RESERVED, split_loss_bytes=14, gradients_apart=True, gathers_rest=True,
-        loss_hole_bytes=2, kept_output_bytes=2,
+        loss_hole_bytes=2, kept_output_bytes=2, keeps_sent=True,
     ),
     reference="torchtitan docs/fsdp.md; wheels of torch of that time; torch.utils.checkpoint, "
     "which without reentry stops early (set_checkpoint_early_stop)",

@@ -271,7 +271,10 @@ class StageTables:
         every = any([own.exchange.every_backward for own in groups])
         adds = reduces or (device.kind == "cpu" and not every)
         static = static + (workspace + beside if adds else np.maximum(workspace, beside))
-        static = static + 2 * (arrives + leaves) * beyond
+        # Where it holds most (`costmodel.memory.under_way`): room for what comes next, a gradient
+        # that has gone, and room for one; what has been sent is in `flight` where it is not saved,
+        # and the last of that is not there yet.
+        static = static + (2 * arrives + leaves - apart) * beyond
         packs = any([own.exchange.packs for own in groups])
         if num_microbatches > 1:
             return static + begun, flight, workspace

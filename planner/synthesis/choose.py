@@ -132,7 +132,7 @@ def task_of(problem: Problem, plan: Plan, found: Estimate) -> Task:
     table = found.stepped.timeline.table
     memories = [model.memory for model in found.models]
     stages = tuple(
-        replace(times, saved_bytes=memory.saved)
+        replace(times, saved_bytes=memory.saved + memory.sent)
         for times, memory in zip(found.times, memories, strict=True)
     )
     task = Task(

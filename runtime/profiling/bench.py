@@ -59,10 +59,10 @@ class BenchBlock:
         return self.module(0, self.values, keep)  # type: ignore[no-any-return]
 
     def backward(self) -> None:
-        self.module.backward(0, self.gradients, True)
+        self.module.backward(0, dict(self.gradients), True)
 
     def backward_input(self) -> None:
-        self.module.backward_input(0, self.gradients)
+        self.module.backward_input(0, dict(self.gradients))
 
     def backward_weight(self) -> None:
         self.module.backward_weight(0, True)

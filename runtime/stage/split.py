@@ -63,6 +63,8 @@ def backward_input(
         torch.autograd.backward(starts, arriving, retain_graph=True, inputs=list(inputs))
     for handle in handles:
         handle.remove()
+    if not work.rest:  # the weight half starts at joins alone
+        work.edges, work.gradients = [], []
     return work
 
 

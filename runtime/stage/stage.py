@@ -5,7 +5,7 @@ outputs of earlier blocks. So parameters can be gathered for one block at a time
 as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,7 +26,7 @@ from meshwright.runtime.capture.recorder import LaunchRecorder
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper
 from meshwright.runtime.stage.kept_halves import HalvesKeeper, scripts_of
-from meshwright.runtime.stage.split import backward_input
+from meshwright.runtime.stage.split import WeightWork, backward_input
 from meshwright.runtime.stage.stage_tape import Output, StageTape
 
 Taking = Generator[None, None, dict[str, Tensor]]
@@ -299,7 +299,7 @@ class StageModule(nn.Module):
             env.pop(name, None)
 
     def _backward_chain(
-        self, indices: range, tape: StageTape, gradients: Mapping[str, Tensor], last: bool
+        self, indices: range, tape: StageTape, gradients: MutableMapping[str, Tensor], last: bool
     ) -> Turns:
         chain = tape.chains.pop(indices.start)
         arriving = {}
@@ -315,7 +315,7 @@ class StageModule(nn.Module):
             if name in tape.leaves:
                 add(tape.leaves[name], more)
         for index in indices:
-            self._forget(index, tape)
+            self._forget(index, tape, gradients)
 
     def _gate(
         self, before: Before, order: range, passed: Callable[[int], None] | None = None
@@ -350,13 +350,14 @@ class StageModule(nn.Module):
         tape.whole = True
 
     def backward(
-        self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
+        self, microbatch: int, gradients: MutableMapping[str, Tensor], last: bool
     ) -> dict[str, Tensor]:
-        """Adds the parameters' gradients; returns those of what the stage received."""
+        """Adds the parameters' gradients; returns those of what the stage received. Of `gradients`
+        it drops each as its block is through."""
         return made_of(self.backward_turns(microbatch, gradients, last))
 
     def backward_turns(
-        self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
+        self, microbatch: int, gradients: MutableMapping[str, Tensor], last: bool
     ) -> Taking:
         """`backward`, so that another stage may work while this one waits for a collective."""
         tape = self._begin_backward(microbatch, gradients)
@@ -373,7 +374,7 @@ class StageModule(nn.Module):
                 with self._open(index, self._ahead(order, position)):
                     self._prepare(tape, order[position : position + 2])
                     self._differentiate(index, tape, gradients)
-            self._forget(index, tape)
+            self._forget(index, tape, gradients)
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
         del self._tapes[microbatch]
@@ -414,27 +415,37 @@ class StageModule(nn.Module):
             if gradient is not None and name in tape.leaves:
                 add(tape.leaves[name], gradient)
 
-    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def backward_input(
+        self, microbatch: int, gradients: MutableMapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The input half of `backward`."""
         tape = self._begin_backward(microbatch, gradients)
         calls = range(len(self.program.calls))[::-1]
         order = [index for index in calls if index not in tape.still]
         for index in calls:
-            call = self.program.calls[index]
             if index in tape.still:
                 tape.weights.append((index, None))
-                self._forget(index, tape)
+                self._forget(index, tape, gradients)
                 continue
             position = order.index(index)
             with self._open(index, self._ahead(order, position)):
                 self._prepare(tape, order[position : position + 2])
-                edges, arriving = self._starts(index, tape, gradients)
-                leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
-                parameters = [p for p in self._blocks[index].parameters() if p.requires_grad]
-                work = backward_input(edges, arriving, leaves, parameters) if edges else None
+                work = self._halve(index, tape, gradients)
             tape.weights.append((index, work))
-            self._forget(index, tape)
+            self._forget(index, tape, gradients)
         return self._received_gradients(tape)
+
+    def _halve(
+        self, index: int, tape: StageTape, gradients: Mapping[str, Tensor]
+    ) -> WeightWork | None:
+        """A call's part of `backward_input`; what it starts from is gone before the next call's."""
+        edges, arriving = self._starts(index, tape, gradients)
+        if not edges:
+            return None
+        inputs = dict.fromkeys(self.program.calls[index].inputs)
+        leaves = [tape.leaves[name] for name in inputs if name in tape.leaves]
+        parameters = [p for p in self._blocks[index].parameters() if p.requires_grad]
+        return backward_input(edges, arriving, leaves, parameters)
 
     def backward_weight(self, microbatch: int, last: bool) -> None:
         """The weight half of `backward`."""
@@ -513,12 +524,13 @@ class StageModule(nn.Module):
             if later in tape.keepers:
                 tape.keepers[later].fetch()
 
-    def _forget(self, index: int, tape: StageTape) -> None:
+    def _forget(self, index: int, tape: StageTape, gradients: MutableMapping[str, Tensor]) -> None:
         """Frees the block's graph and the gradients that it has used."""
         tape.outputs[index] = []
         for name in self.program.calls[index].outputs:
+            gradients.pop(name, None)
             if name not in self._received:
-                tape.leaves.pop(name, None)
+                _without_gradient(tape.leaves.pop(name, None))
 
     def _received_gradients(self, tape: StageTape) -> dict[str, Tensor]:
         found = {}
@@ -526,6 +538,7 @@ class StageModule(nn.Module):
             if value.requires_grad:
                 leaf = tape.leaves.pop(value.name)
                 found[value.name] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+                _without_gradient(leaf)
         return found
 
     def _ahead(self, order: Sequence[int], position: int) -> Sequence[int]:
@@ -551,6 +564,13 @@ def made_of(taking: Taking) -> dict[str, Tensor]:
         except StopIteration as over:
             made: dict[str, Tensor] = over.value
             return made
+
+
+def _without_gradient(leaf: Tensor | None) -> None:
+    """Lets the gradient of a leaf go, which graphs that read the leaf keep until their parameters
+    have theirs."""
+    if leaf is not None:
+        leaf.grad = None
 
 
 def _alone(loss: Tensor) -> Tensor:

@@ -5,10 +5,13 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from meshwright.costmodel.stage.placement import spots
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.partition import Pipeline, path_within, solve
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_classes import RunClasses
@@ -17,6 +20,7 @@ from meshwright.planner.across.spans import highest, sums, sums_of_named
 from meshwright.planner.across.stage_options import Figures, StageOptions
 from meshwright.planner.across.stage_tables import StageTables, _undominated
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.space import Mesh
 from tests.planner.problems import cluster, mlp, problem, traced
 
@@ -184,3 +188,40 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
         # Tables have one block's gradients on their way where the simulator may have two.
         assert 0.87 * used < static + held * flight < most * used
         assert size == mesh.size
+
+
+class _Wide(nn.Module):
+    """What a layer hands on is four times as wide as what is inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 256), nn.Sigmoid())
+            for _ in range(8)
+        )
+        self.last = nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).tanh().mean()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_tables_have_messages_where_they_are(recompute: str) -> None:
+    """Of wide layers, where they are as large as what is saved."""
+    wide = trace(_Wide(), (torch.randn(2048, 256),), precision="fp32")
+    given = make_problem(wide, cluster(2), precision="fp32", optimizer="sgd")
+    choice = uniform_choice(given, pp=2, num_microbatches=4, recompute=recompute)
+    plan = build_plan(given, choice)
+    assert plan.predicted
+    runs = RunCosts(given)
+    tables = StageTables(runs, Places(given, (0, 1)))
+    for i, stage in enumerate(choice.stages):
+        case = tables.case(i, Mesh(1, 1, stage.model, stage.zero), 4)
+        found = tables.entry(case, "full" if recompute == "full" else "keep", None, 4)
+        kind = runs.classes.index[stage.start, stage.stop]
+        static, flight = found.static_bytes[kind], found.flight_bytes[kind]
+        memory = plan.predicted.stages[i].memory
+        used = memory.used_bytes - memory.inputs_bytes
+        assert static + (2 - i) * flight == pytest.approx(used, rel=0.03)

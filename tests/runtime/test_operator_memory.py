@@ -136,7 +136,7 @@ class _Layers(nn.Module):
 def test_what_a_stage_sends_and_saves_is_there_once() -> None:
     data = (torch.randn(4096, 64),)
     first, _ = told_of_pipeline(_Layers(), data, "fp32", num_microbatches=8, schedule="gpipe")
-    assert first == pytest.approx(1.0, abs=0.02)  # a message each way counts all the time
+    assert first == pytest.approx(1.0, abs=0.002)
 
 
 def _contrasted(y: Tensor, target: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.forms.sync import exchange
 from meshwright.ir.plan.schedule import parse_schedule
+from meshwright.ir.stack_memory import StackMemory
 from meshwright.planner.problem.schedule_tools import make_schedule
 
-BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5)
+BLOCK = BlockMemory(saved=10, forward=12, workspace=5, one_op=5, halving=5, second=5)
 COST = StageTimes(forward_s=1.0, backward_s=2.0, backward_input_s=1.0, backward_weight_s=1.0)
 
 
@@ -30,7 +31,8 @@ def stage(
     return StageMemory(
         groups=(group,), prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
-        border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
+        border=more.get("border", 0), entry=more.get("entry", 0), shared=more.get("shared", 0),
+        blocks=(BLOCK,) * blocks,
     )  # fmt: skip
 
 
@@ -59,10 +61,40 @@ def test_flat_gradients_are_always_there() -> None:
 
 
 def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
-    """4 bytes per micro-batch on its way out, besides room for two messages each way; the gradient
-    is one of these, and what was sent goes as it comes."""
-    found = totals(("0F0 0B0", "1F0 1B0"), stage(1, border=4), stage(1, entry=4))
-    assert found == [8 + 12, 8 + 14, 8 - 4 + 10 + 5 + 100, 8 + 100]
+    """4 bytes that the forward sends, while the next one runs; room for as large a gradient, from
+    the action before its backward on, in which it is a part of what its block works on."""
+    stages = stage(1, border=4), stage(1, entry=4)
+    found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
+    first = [12, 10, 10 + 4 + 4 + 12, 20 + 4 + 4]
+    assert found == [*first, 20 + 4 + 105, 10 + 4 + 100, 100 + 10 + 62, 100]
+
+
+def test_stacks_may_keep_what_they_sent_until_its_backward() -> None:
+    keeps = replace(stage(1, border=4), habits=StackMemory(keeps_sent=True))
+    found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), keeps, stage(1, entry=4))
+    assert found[:4] == [12, 14, 14 + 4 + 12, 28 + 4]
+    assert found[4:] == [28 + 4 + 105, 14 + 4 + 100, 14 + 100 + 62, 100]
+
+
+def test_what_a_rank_hands_to_itself_is_there_until_it_is_taken() -> None:
+    """4 bytes of each of two forwards, and of two backwards."""
+    stages = stage(1, border=4), stage(1, entry=4)
+    found = totals(("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1",), *stages)
+    ahead = [12, 10, 4 + 22, 4 + 20, 4 + 20 + 12, 4 + 30, 30 + 12, 40]
+    back = [40 + 105, 30 + 100, 4 + 30 + 162, 4 + 20 + 100, 4 + 20 + 205, 4 + 10 + 200, 272, 200]
+    assert found == ahead + back
+
+
+def test_what_two_stages_of_a_rank_have_saved_is_there_once() -> None:
+    """4 bytes that count as the first stage's, while that has its micro-batch: the second stage's
+    backward may be over later."""
+    stages = stage(1, border=0), stage(1, shared=4)
+    usual = totals(("0F0 1F0 1B0 0B0",), *stages)
+    assert usual == [12, 10, 22, 20, 20 + 105, 10 + 100, 10 + 100 + 105, 200]
+    late = totals(("0F0 1F0 1I0 0I0 0W0 1W0",), *stages)
+    assert late[4:] == [25, 20, 25, 20, 20 + 4 + 105, 10 + 4 + 100, 10 + 4 + 100 + 105, 200]
+    timeline = simulate(parse_schedule("x", ("0F0 1F0 1I0 0I0 0W0 1W0",)), [COST] * 2)
+    assert peak(timeline.table, 0, stages).total == 219
 
 
 def test_level_1_packs_gradients_flat() -> None:
@@ -111,10 +143,13 @@ def test_level_3_has_one_block_whole() -> None:
 
 
 def test_halves_hand_gradients_over() -> None:
-    """3 bytes per block from I to W; workspace in both, gradients in W."""
+    """3 bytes per block from I to W, where they go with what the block saved; workspace in both,
+    gradients in W."""
+    late = (replace(BLOCK, halved=3), replace(BLOCK, halved=3, halving=9))
+    assert totals(("0F0 0I0 0W0",), replace(stage(), blocks=late))[2] == 20 + 3 + 9
     made = replace(stage(), blocks=(replace(BLOCK, halved=3),) * 2)
     found = totals(("0F0 0I0 0W0",), made)
-    assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 10 + 5 + 200, 200]
+    assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 13 + 5 + 200, 200]
 
 
 def test_the_optimizer_may_need_more() -> None:
