@@ -29,7 +29,7 @@ class UnderWay(NamedTuple):
     """Micro-batches that it has where the stage before, of the same rank, has let them go."""
 
 
-class _Arrival(NamedTuple):
+class _Awaited(NamedTuple):
     """A message that a peer has sent, by the numbers of actions in the two rows."""
 
     made_at: int
@@ -41,11 +41,11 @@ def under_way(table: Table, rank: int) -> Iterator[tuple[UnderWay, ...]]:
     row = table.rows[rank]
     own = {stage: i for i, stage in enumerate(s for s, r in enumerate(table.owners) if r == rank)}
     number = _numbers(table)
-    arriving = defaultdict[int, list[_Arrival]](list)
+    arriving = defaultdict[int, list[_Awaited]](list)
     for at, position in enumerate(row):
         source = table.items[position].source
         if source >= 0:
-            arriving[table.items[source].rank].append(_Arrival(number[source], at))
+            arriving[table.items[source].rank].append(_Awaited(number[source], at))
     asked_by = {peer: _stops(found, len(row)) for peer, found in arriving.items()}
     queues = {peer: sorted(found) for peer, found in arriving.items()}
     done = dict.fromkeys(arriving, 0)
@@ -153,7 +153,7 @@ def _numbers(table: Table) -> dict[int, int]:
     return {position: at for row in table.rows for at, position in enumerate(row)}
 
 
-def _stops(messages: list[_Arrival], actions: int) -> list[int]:
+def _stops(messages: list[_Awaited], actions: int) -> list[int]:
     """Per action, how many messages of one peer must have been asked for by then."""
     found = [0] * actions
     for count, message in enumerate(sorted(messages), start=1):
