@@ -45,8 +45,8 @@ PLAIN, PLAYED = 64, 40_000
 """Plain choices that are simulated, and the work of that."""
 QUICK, FIRST = 12, 4
 """Frames with the least to simulate, and those of them whose best plain choices come first."""
-LARGE = 64
-"""Devices of clusters that are large."""
+LARGE = 512
+"""Blocks times devices of problems that are large: their tables may take longer than there is."""
 JUDGED, CLOSE, WORSE = 32, 1.1, 1.2
 """Finalists that are simulated: so many, and those within this factor of the best step. Pipelines
 whose busiest stage alone takes longer than the other factor are not put together."""
@@ -128,9 +128,9 @@ class _Search:
 
     def _first(self) -> Iterator[Offer]:
         """The most promising plain choice of some frames that are quickly simulated: something good
-        to hold from the start, whatever happens, and to measure others by. On many devices, whose
-        tables may take longer than there is, the most promising choices of equal stages too."""
-        large = self.problem.cluster.num_devices >= LARGE
+        to hold from the start, whatever happens, and to measure others by. Where there is much to
+        search, the most promising choices of equal stages too."""
+        large = len(self.problem.graph.blocks) * self.problem.cluster.num_devices >= LARGE
         for choice in islice(first_choices(self.problem), FIRST if large else 0):
             if choice not in self.state.seen:
                 yield self._judge(choice, self.state.judged)
