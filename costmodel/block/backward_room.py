@@ -108,11 +108,7 @@ def split_room(
     ops = [step for step in walk.script if isinstance(step, OpStep)]
     pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
     steps = [step for step, _ in pairs]
-    roots, elements, tensors = (
-        _of_gradients(walk, ops),
-        walk.local.elements,
-        walk.facts.graph.tensors,
-    )
+    roots, elements = _of_gradients(walk, ops), walk.local.elements
     made_of = _WeightGradients(walk, steps)
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
     live = _Live(_entering(walk, block.outputs, roots), held=True)
@@ -133,7 +129,7 @@ def split_room(
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]
-    if not any([tensors[name].requires_grad for name in block.inputs]):
+    if not any([walk.facts.graph.tensors[name].requires_grad for name in block.inputs]):
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)

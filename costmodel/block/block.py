@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.costmodel.block.backward_room import backward_room, split_room
+from meshwright.costmodel.block.backward_room import SplitRoom, backward_room, split_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.forward_room import forward_room
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
@@ -323,17 +323,13 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         max(_pop_saved(walk, saved, name, where), _left_at_border(walk, name, where))
         for name, where in zip(block.inputs, entries, strict=True)
     ]
-    inside = dict(saved)
-    leaving = [_pop_saved(walk, inside, n, w) for n, w in zip(block.outputs, exits, strict=True)]
-    left = {key: nbytes for key, nbytes in saved.items() if key not in inside}
-    saved = inside
+    kept = dict(saved)
+    leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
+    left = {key: nbytes for key, nbytes in kept.items() if key not in saved}
     room = backward_room(walk, saved, block.outputs)
     most = min(max(walk.in_backward, room.one_op), room.most)
-    alone = backward_room(walk, saved | left, block.outputs) if left else room
-    most_alone = min(most, alone.most)
-    halves = split_room(walk, saved, left, block)
     made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
-    return BlockCost(
+    cost = BlockCost(
         forward_s=walk.clock.forward_s,
         backward_input_s=walk.clock.backward_input_s,
         backward_weight_s=walk.clock.backward_weight_s,
@@ -377,16 +373,24 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         uncertain_s=walk.clock.uncertain_s,
         scattered_bytes=walk.clock.scattered_bytes,
         behind_s=walk.clock.behind_s,
-        halved_bytes=halves.kept - halves.released,
-        halving_bytes=halves.first - halves.kept + halves.released,
-        forward_bytes=forward_room(walk, inside | left, block.inputs),
-        leaving=Eased(most - most_alone, most_alone - alone.growing, alone.adding)
-        if left
-        else NOT_EASED,
-        second_bytes=halves.second,
-        released_bytes=halves.released,
-        released_outputs=halves.released_outputs,
+        forward_bytes=forward_room(walk, kept, block.inputs),
     )
+    if left:
+        alone = backward_room(walk, kept, block.outputs)
+        most_alone = min(most, alone.most)
+        eased = Eased(most - most_alone, most_alone - alone.growing, alone.adding)
+        cost = replace(cost, leaving=eased)
+    return _in_halves(cost, split_room(walk, saved, left, block))
+
+
+def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
+    """The same with what the halves of its backward have."""
+    return replace(
+        cost, halved_bytes=halves.kept - halves.released,
+        halving_bytes=halves.first - halves.kept + halves.released,
+        second_bytes=halves.second, released_bytes=halves.released,
+        released_outputs=halves.released_outputs,
+    )  # fmt: skip
 
 
 def _stepped_bytes(walk: Walk, name: str) -> int:

@@ -29,75 +29,75 @@ class UnderWay(NamedTuple):
     """Micro-batches that it has where the stage before, of the same rank, has let them go."""
 
 
-class _Awaited(NamedTuple):
-    """A message that a peer has sent, by the numbers of actions in the two rows."""
-
-    made_at: int
-    needed_at: int
-
-
 def under_way(table: Table, rank: int) -> Iterator[tuple[UnderWay, ...]]:
     """Yields, per action of the rank in order, what is there of each of its stages."""
-    row = table.rows[rank]
     own = {stage: i for i, stage in enumerate(s for s, r in enumerate(table.owners) if r == rank)}
-    number = _numbers(table)
-    arriving = defaultdict[int, list[_Awaited]](list)
-    for at, position in enumerate(row):
-        source = table.items[position].source
-        if source >= 0:
-            arriving[table.items[source].rank].append(_Awaited(number[source], at))
-    asked_by = {peer: _stops(found, len(row)) for peer, found in arriving.items()}
-    queues = {peer: sorted(found) for peer, found in arriving.items()}
-    done = dict.fromkeys(arriving, 0)
-    room = [[0, 0] for _ in own]
-    gone = defaultdict[int, list[tuple[int, int, int]]](list)
-    """Peer -> what it has not yet been seen to have: when it needs it, stage and kind."""
-    there = [[0, 0] for _ in own]
-
-    def place(position: int) -> tuple[int, int]:
-        """Which stage of the rank an action is of, and whether it is no forward."""
-        item = table.items[position]
-        return own[item.stage], int(item.kind & (HELD - 1) != F)
-
-    handed = _Handed(table, own)
-    units = _units(table, row)
+    place = _places(table, rank, own)
+    queues = tuple(_queues(table, rank).values())
+    room, there, none = ([[0] * width for _ in own] for width in (2, 2, 3))
+    gone = defaultdict[int, list[int]](list)
+    """Peer -> messages that it has not yet been seen to have, by the actions that made them."""
+    handed = _Handed(table, own) if any([stage + 1 in own for stage in own]) else None
+    units = table.units[rank]
     for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
-        for peer, queue in queues.items():
-            stop = asked_by[peer][following[-1]]
-            for message in queue[done[peer] : stop]:
-                stage, back = place(row[message.needed_at])
+        for queue in queues:
+            while queue and queue[-1][0] <= following[-1]:
+                stage, back = place[queue.pop()[1]]
                 room[stage][back] += 1
-            done[peer] = max(done[peer], stop)
         for at in unit:
-            source = table.items[row[at]].source
+            source = table.items[at].source
             if source < 0:
                 continue
-            stage, back = place(row[at])
+            stage, back = place[at]
             room[stage][back] -= 1
-            peer, made_at = table.items[source].rank, number[source]
-            kept = []
-            for needed_at, stage, back in gone[peer]:
-                if needed_at <= made_at:
-                    there[stage][back] -= 1
-                else:
-                    kept.append((needed_at, stage, back))
-            gone[peer] = kept
-        for at in unit:
-            handed.begins(row[at])
+            sent = gone[table.items[source].rank]
+            for made_by in [one for one in sent if table.receivers[one] <= source]:
+                sent.remove(made_by)
+                stage, back = place[made_by]
+                there[stage][back] -= 1
+        if handed:
+            for at in unit:
+                handed.begins(at)
         now = tuple([
             UnderWay(entries, gradients, sent + out, sent_back + back, outlived)
             for (entries, gradients), (sent, sent_back), (out, back, outlived)
-            in zip(room, there, handed.counts, strict=True)
+            in zip(room, there, handed.counts if handed else none, strict=True)
         ])  # fmt: skip
         for _ in unit:
             yield now
         for at in unit:
-            handed.ends(row[at])
-            receiver = table.receivers[row[at]]
+            if handed:
+                handed.ends(at)
+            receiver = table.receivers[at]
             if receiver >= 0:
-                stage, back = place(row[at])
+                stage, back = place[at]
                 there[stage][back] += 1
-                gone[table.items[receiver].rank].append((number[receiver], stage, back))
+                gone[table.items[receiver].rank].append(at)
+
+
+def _places(table: Table, rank: int, own: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """Position of an action -> which stage of the rank it is of, and whether it is no forward."""
+    found = {}
+    for position in table.rows[rank]:
+        _, stage, kind, *_ = table.items[position]
+        found[position] = own[stage], int(kind & (HELD - 1) != F)
+    return found
+
+
+def _queues(table: Table, rank: int) -> dict[int, list[tuple[int, int]]]:
+    """Peer -> messages from it, the first to come last: before which action each must have been
+    asked for, and the action that needs it. Positions of one rank's actions are in their order."""
+    found = defaultdict[int, list[tuple[int, int]]](list)
+    for position in table.rows[rank]:
+        source = table.items[position].source
+        if source >= 0:
+            found[table.items[source].rank].append((source, position))
+    for peer, messages in found.items():
+        messages.sort(reverse=True)
+        # Whoever asks for one has asked for all that its sender has sent before.
+        needed = [position for _, position in messages]
+        found[peer] = list(zip(accumulate(needed, min), needed, strict=True))
+    return found
 
 
 class _Handed:
@@ -146,25 +146,3 @@ class _Handed:
 def _ends_stay(kind: int) -> bool:
     """Whether a micro-batch of the stage is through with such an action."""
     return kind & (LAST - 1) in (B, B + HELD, W)
-
-
-def _numbers(table: Table) -> dict[int, int]:
-    """Position of an action -> its number in the row of its rank."""
-    return {position: at for row in table.rows for at, position in enumerate(row)}
-
-
-def _stops(messages: list[_Awaited], actions: int) -> list[int]:
-    """Per action, how many messages of one peer must have been asked for by then."""
-    found = [0] * actions
-    for count, message in enumerate(sorted(messages), start=1):
-        found[message.needed_at] = max(found[message.needed_at], count)
-    return list(accumulate(found, max))
-
-
-def _units(table: Table, row: tuple[int, ...]) -> list[range]:
-    """Numbers of actions that run together."""
-    return [
-        range(at, at + 1 + (position in table.together))
-        for at, position in enumerate(row)
-        if position - 1 not in table.together
-    ]

@@ -72,6 +72,8 @@ class IlpState:
 
     seen: set[Choice] = field(default_factory=set)
     judged: list[tuple[Value, Choice]] = field(default_factory=list)
+    short: dict[Choice, float] = field(default_factory=dict)
+    """Of choices that tables say are best, memory that is missing however much is recomputed."""
     best_s: float = np.inf
     """The shortest step of a choice that fits."""
 
@@ -147,11 +149,9 @@ class _Search:
         best so far is simulated at once: a good plan early is there if time is up, and tells frames
         of mixed devices apart, which bounds hardly do."""
         queue: list[tuple[float, int, Choice]] = []
-        short: dict[Choice, float] = {}
         for own in self._by_frame():
             if own[0].value < (CLOSE if self.mixed else 1.0) * self.state.best_s:
-                yield from self._offer(own[0].choice)
-                short[own[0].choice] = self._excess(own[0].choice)
+                yield from self._offer_once(own[0].choice)
             queue += [(f.value, len(queue) + number, f.choice) for number, f in enumerate(own)]
         queue.sort(key=lambda item: item[:2])
         firsts = {choice: (value, number) for value, number, choice in reversed(queue)}
@@ -161,13 +161,19 @@ class _Search:
             if not queue or queue[0][0] > CLOSE * self.state.best_s:
                 break
             choice = heappop(queue)[2]
-            yield from self._offer(choice)
+            yield from self._offer_once(choice)
             frame = Frame(choice.num_ranks, choice.num_microbatches)
-            excess = short[choice] if choice in short else self._excess(choice)
+            excess = self.state.short[choice]
             if excess and frame not in again:
                 again.add(frame)
                 for more in self._within(frame, 1.02 * excess):
                     heappush(queue, (more.value, -1 - number, more.choice))
+
+    def _offer_once(self, choice: Choice) -> Iterator[Offer]:
+        """Simulates a choice, and notes what memory is missing then."""
+        if choice not in self.state.short:
+            yield from self._offer(choice)
+            self.state.short[choice] = self._excess(choice)
 
     def _plain(self) -> Iterator[Offer]:
         """Simulates plain choices that may be better, the most promising first."""

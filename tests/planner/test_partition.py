@@ -5,10 +5,8 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from meshwright.costmodel.stage.placement import spots
 from meshwright.ir.trace.trace import trace
@@ -23,6 +21,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.space import Mesh
 from tests.planner.problems import cluster, mlp, problem, traced
+from tests.wide_layers import WideLayers, rows
 
 BLOCKS = 5
 
@@ -190,27 +189,10 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
         assert size == mesh.size
 
 
-class _Wide(nn.Module):
-    """What a layer hands on is four times as wide as what is inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 256), nn.Sigmoid())
-            for _ in range(8)
-        )
-        self.last = nn.Linear(256, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.last(x).tanh().mean()
-
-
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_tables_have_messages_where_they_are(recompute: str) -> None:
     """Of wide layers, where they are as large as what is saved."""
-    wide = trace(_Wide(), (torch.randn(2048, 256),), precision="fp32")
+    wide = trace(WideLayers(), rows(), precision="fp32")
     given = make_problem(wide, cluster(2), precision="fp32", optimizer="sgd")
     choice = uniform_choice(given, pp=2, num_microbatches=4, recompute=recompute)
     plan = build_plan(given, choice)

@@ -62,6 +62,14 @@ def test_tensor_parallel_shards_the_inner_values() -> None:
     assert split.flops == cost().flops / 2
 
 
+def test_a_forward_has_what_it_has_saved_and_what_its_last_op_reads_and_makes() -> None:
+    """Most is there in the addition at the end: beside the inner values, its operand and result."""
+    wide = 2 * MICRO * WIDTH * 4
+    assert cost().forward_bytes == 2 * MICRO * HIDDEN * 4 + wide
+    assert cost(tp=2).forward_bytes == MICRO * HIDDEN * 4 + wide
+    assert cost().recomputed().forward_bytes == 0  # nothing is kept: one op's at a time
+
+
 def test_megatron_needs_one_all_reduce_each_way() -> None:
     split, nbytes = cost(tp=4), MICRO * WIDTH * 4
     reduce_s = collective_time(Primitive.ALL_REDUCE, nbytes, group_levels(range(4), CLUSTER))
