@@ -8,15 +8,15 @@ WIDE, NARROW = 256, 64
 
 
 class WideLayers(nn.Module):
-    """Eight layers, and a product to end with."""
+    """Layers that save what they hand on, and a product to end with."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: int = WIDE, narrow: int = NARROW, layers: int = 8) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDE, NARROW), nn.Tanh(), nn.Linear(NARROW, WIDE), nn.Sigmoid())
-            for _ in range(8)
+            nn.Sequential(nn.Linear(wide, narrow), nn.Tanh(), nn.Linear(narrow, wide), nn.Sigmoid())
+            for _ in range(layers)
         )
-        self.last = nn.Linear(WIDE, NARROW)
+        self.last = nn.Linear(wide, narrow)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.told_memory import told_of_held, told_of_pipeline
+from tests.wide_layers import WideLayers
 
 F = nn.functional
 
@@ -116,26 +117,11 @@ def test_gradients_of_weights_that_are_read_twice(linear: bool) -> None:
         assert told == pytest.approx(1.0, abs=0.01)
 
 
-class _Layers(nn.Module):
-    """Each saves what it hands on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid())
-            for _ in range(4)
-        )
-        self.last = nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.last(x).tanh().mean()
-
-
 def test_what_a_stage_sends_and_saves_is_there_once() -> None:
     data = (torch.randn(4096, 64),)
-    first, _ = told_of_pipeline(_Layers(), data, "fp32", num_microbatches=8, schedule="gpipe")
+    first, _ = told_of_pipeline(
+        WideLayers(64, 64, 4), data, "fp32", num_microbatches=8, schedule="gpipe"
+    )
     assert first == pytest.approx(1.0, abs=0.002)
 
 
