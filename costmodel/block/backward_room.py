@@ -10,7 +10,6 @@ from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.graph.rules import given
-from meshwright.ir.ops import facts
 
 _LINEAR = "aten.linear.default"
 
@@ -22,9 +21,8 @@ class Room(NamedTuple):
     """Where gradients of parameters are there from the beginning."""
     growing: int
     """Where there are none before the op that makes each: less than 0 if they come late."""
-    adding: int | None
-    """More than `most` where what each op makes of them is added to those that are there; None for
-    experts, whose operator has most inside before it makes them."""
+    adding: int
+    """More than `most` where what each op makes of them is added to those that are there."""
     at: float
     """Share of the backward's time after which there is that much."""
     one_op: int
@@ -43,8 +41,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     made_of = _WeightGradients(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    experts = _has_experts(steps)
-    live, one_op = _Live(_entering(walk, left, roots), held=not experts), 0
+    live, one_op = _Live(_entering(walk, left, roots)), 0
     for number in range(len(steps) - 1, -1, -1):
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
@@ -82,7 +79,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             made_of.waits(step)
         else:
             freed += freed_by[number]
-    return Room(most, growing, None if experts else adding - most, at, one_op)
+    return Room(most, growing, adding - most, at, one_op)
 
 
 class SplitRoom(NamedTuple):
@@ -111,7 +108,7 @@ def split_room(
     roots, elements = _of_gradients(walk, ops), walk.local.elements
     made_of = _WeightGradients(walk, steps)
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
-    live = _Live(_entering(walk, block.outputs, roots), held=True)
+    live = _Live(_entering(walk, block.outputs, roots))
     given_bytes = first = live.nbytes
     released, released_outputs, second, joined = 0, 0, 0, False
     for number in range(len(steps) - 1, -1, -1):
@@ -138,15 +135,15 @@ def split_room(
 
 class _Live:
     """Gradients of values that are there: those of the terms of a sum are one tensor. Those that
-    enter are `held` to the end of the block: who calls its backward has them."""
+    enter stay to the end of the block: who calls its backward has them."""
 
-    def __init__(self, entering: Iterable[tuple[str, int]], *, held: bool) -> None:
+    def __init__(self, entering: Iterable[tuple[str, int]]) -> None:
         self._of: dict[str, tuple[str, ...]] = {}
         """Value -> its gradient, named by those that first had it."""
         self._sizes: dict[tuple[str, ...], int] = {}
         self._kept: dict[tuple[str, ...], int] = {}
         self.comes(dict(entering))
-        self._entered = frozenset(self._sizes if held else ())
+        self._entered = frozenset(self._sizes)
 
     @property
     def nbytes(self) -> int:
@@ -263,12 +260,6 @@ def _made_by(
             new += nbytes
             made.setdefault(roots[name], nbytes)
     return made, passed, new
-
-
-def _has_experts(steps: Sequence[OpStep]) -> bool:
-    """Whether one op makes the block's most inside. Gradients of its weights come after that, and
-    count as there: as much, in the models that were measured, as what the block was given."""
-    return any(facts(step.op.target).backward_inside for step in steps)
 
 
 def _alone(step: OpStep, elements: Sequence[int]) -> int:

@@ -193,16 +193,17 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
-            beside += self._inside_backward(step, local, share)
+            early, late = self._inside_backward(step, local, share)
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
-            at_once = operands + beside + local.output_bytes
+            at_once = operands + beside + max(early, late) + local.output_bytes
             ahead = self._inside_forward(step, local)
             self.workspace = max(self.workspace, at_once + ahead, least)
-            later = self._temporaries(step, local)
-            before = self._temporaries_before(step, local)
-            self.in_backward = max(self.in_backward, at_once + max(later, before), least)
+            later = self._temporaries(step, local) + late
+            before = self._temporaries_before(step, local) + early
+            in_backward = operands + beside + max(later, before) + local.output_bytes
+            self.in_backward = max(self.in_backward, in_backward, least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
         self._save(step, share, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
@@ -218,25 +219,26 @@ class Walk(Trace):
         shapes = [given.shape for given in local.inputs]
         return count(step.op, shapes, product_bytes(local.dtype), self.site.device.kind)
 
-    def _inside_backward(self, step: OpStep, local: LocalOp, share: float) -> int:
-        """What the backward of experts makes beside gradients of its operands. Where tokens travel,
-        a row of them, and of gradients of results, for each that has come is there, too."""
+    def _inside_backward(self, step: OpStep, local: LocalOp, share: float) -> tuple[int, int]:
+        """What the backward of experts makes beside gradients of its operands: before it makes
+        those of weights, and as it does. Where tokens travel, a row of them, and of gradients of
+        results, for each that has come is there, too."""
         op, travel = step.op, step.op.name in self.travels
         count = facts(op.target).backward_inside
         if count is None or not step.has_gradient:
-            return 0
-        kept = round(self._inside_bytes(op) * share * (step.busiest or 1.0))
+            return 0, 0
+        kept = self._inside_kept(step, share)
         width, shapes = product_bytes(local.dtype), [i.shape for i in local.inputs]
         come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
         if come:
             shapes[0] = come // width // shapes[0][1], shapes[0][1]
         if self.site.run_as.fused_experts:  # gradients of the first product and of the gate
             first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
-            inside = round(kept * (1 + last / (first + sum(more))))
+            early = late = round(kept * (1 + last / (first + sum(more))))
         else:
-            some = travel or shapes[3] != self.facts.graph.tensors[op.inputs[3]].shape
-            inside = count(op, shapes, kept, width, self.site.device.kind, some)
-        return 2 * come + inside
+            some = travel or shapes[3][0] != self.facts.graph.tensors[op.inputs[3]].shape[0]
+            early, late = count(op, shapes, kept, width, self.site.device.kind, some)
+        return 2 * come + early, 2 * come + late
 
     def _inside_forward(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator that torch's forward writes as several kernels."""
@@ -393,7 +395,7 @@ class Walk(Trace):
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
-            backward + round(self._inside_bytes(op) * share),
+            backward + self._inside_kept(step, share),
             step.is_causal and not busiest,
             step.channels_last,
             step.comes_cast,
@@ -429,6 +431,19 @@ class Walk(Trace):
         # Masks on CPUs are as wide as what they multiply, which autocast may have made narrower.
         made = op.outputs[0]
         return found * DTYPE_BYTES[self.facts.dtypes[made]] // DTYPE_BYTES[tensors[made].dtype]
+
+    def _inside_kept(self, step: OpStep, share: float) -> int:
+        """Of these, the busiest rank's, which has `share` of what is split."""
+        inside, busiest = self._inside_bytes(step.op), step.busiest
+        if not inside:
+            return 0
+        if count := facts(step.op.target).kept:
+            rows = self.facts.graph.tensors[step.op.inputs[3]].shape[0]
+            split = self.site.split_of(step.strategies)
+            most = count(step.op, rows, split, busiest, self.site.device.kind)
+        else:
+            most = 1.0 if step.is_causal else busiest or 1.0
+        return round(inside * share * most)
 
     def _by_cpu(self, step: OpStep) -> int | None:
         """Bytes that torch's kernel on CPUs keeps inside, where no trace could ask it."""
@@ -477,8 +492,7 @@ class Walk(Trace):
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
         elif inside and step.has_gradient:
-            most = 1.0 if step.is_causal else step.busiest or 1.0
-            self.saved[op.name, "extra", ()] = round(inside * share * most)
+            self.saved[op.name, "extra", ()] = self._inside_kept(step, share)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -72,7 +72,8 @@ class OpStep:
     """What is split of it on each axis: value, dim and whole size."""
     busiest: float
     """The work of the rank with most of it, over the mean, where what a rank has of the op decides
-    it: of causal attention whose queries are split, of experts; 0 elsewhere."""
+    it: of causal attention whose queries are split, of experts, also whole ones that drop tokens; 0
+    elsewhere."""
     is_causal: bool
     channels_last: bool
     has_gradient: bool

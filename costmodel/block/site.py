@@ -9,7 +9,7 @@ from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.layout.layout import Axis
+from meshwright.ir.layout.layout import Axis, Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.styles import Style, style
 
@@ -51,6 +51,11 @@ class StageSite:
         # Reading, and writing or packing, beside the transfer.
         local = self._copied_s(whole_bytes / ranks)
         return collective_time(primitive, whole_bytes, levels) + local
+
+    def split_of(self, strategies: Mapping[str, Strategy]) -> list[tuple[Strategy, int]]:
+        """An op's strategy on each axis of more than one rank, and how many ranks that has."""
+        sizes = ((strategy, self.axes[axis].size) for axis, strategy in strategies.items())
+        return [(strategy, size) for strategy, size in sizes if size > 1]
 
     def inner_s(self, message: Inner, axis: str, outside: Sequence[str] = ()) -> float:
         """The messages that an op sends by itself; no time where no tiers are given. `outside`: the

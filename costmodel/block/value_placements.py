@@ -243,16 +243,16 @@ class Trace(ABC):
                         break
 
     def _busiest(self, op: Op, strategies: Mapping[str, Strategy]) -> float:
-        """Over all axes that leave some ranks more to do than others; 0 if none does."""
+        """Over all axes that leave some ranks more to do than others, and of what is done at all; 0
+        if all ranks do an equal part of all."""
         count = facts(op.target).busiest
         if count is None:
             return 0.0
-        shape, sizes = self._tensor(op.inputs[0]).shape, self.site.axes
-        each = [
-            count(op, s, sizes[axis].size, shape)
-            for axis, s in strategies.items() if sizes[axis].size > 1
-        ]  # fmt: skip
-        return prod(one or 1.0 for one in each) if any(each) else 0.0
+        shape, done = self._tensor(op.inputs[0]).shape, facts(op.target).done
+        split = self.site.split_of(strategies)
+        each = [count(op, strategy, ranks, shape) for strategy, ranks in split]
+        part = done(op) if done else 1.0
+        return part * prod(one or 1.0 for one in each) if any(each) or part != 1.0 else 0.0
 
     def _operand(self, op: Op, name: str, where: Where) -> PricedInput:
         tensor, own = self._tensor(name), self.facts.dtypes[name]

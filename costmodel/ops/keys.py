@@ -68,7 +68,8 @@ def _step_facts(
     split = [(a, str(s)) for a, s in step.strategies.items() if a != "dp" and sizes[a] > 1]
     summed = facts(op.target).by_batch and sizes["dp"] > 1
     # Blocks are measured with tokens drawn evenly: what is known of others is another block.
-    known = [op.routing] if split and op.routing and op.routing.source else []
+    routing = op.routing
+    known = [routing] if routing and routing.source and (split or routing.drops) else []
     arguments = _arguments(op, step.local.op_class)
     return (*_op_facts(step.local), arguments, wiring, split, summed, *known)
 

@@ -58,10 +58,10 @@ class SetGate:
     def at_once(self, operands: int, width: int) -> float:
         """Values as large as one of so many operands that the backward has made and still has, at
         most, each as wide as an operand is."""
-        count = self.gate.at_once[operands]
+        count, flags = self.gate.at_once[operands], self.gate.flags / width
         if not self.in_float32:
-            return count
-        return (count + operands + 1) * 4 / width
+            return count + flags
+        return (count + operands + 1) * 4 / width + flags
 
 
 def said(name: str, settings: dict[str, float], in_float32: bool = False) -> str:

@@ -27,6 +27,8 @@ class ExpertGate:
     at_once: Mapping[int, float] = field(default_factory=lambda: {1: 5, 2: 8})
     """By how many operands it takes: values as large as one that its backward has made and still
     has, at most, its results among them."""
+    flags: int = 0
+    """Of one byte each, what comparisons have made, beside these."""
 
 
 def pointwise(

@@ -25,4 +25,4 @@ def _backward(grad: torch.Tensor, parts: Tensors, settings: Settings) -> Tensors
     )
 
 
-GATE = ExpertGate(_forward, _backward, ("alpha", "limit"), frozenset({2}), {2: 6.125})
+GATE = ExpertGate(_forward, _backward, ("alpha", "limit"), frozenset({2}), {2: 6}, flags=1)

@@ -27,7 +27,7 @@ Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 CountKept = Callable[[Sequence[Shape]], int | None]
 """From the shapes of a rank's operands."""
-CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], int]
+CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], tuple[int, int]]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only."""
 CountTemporaries = Callable[[Op, "CallPart"], int]
@@ -43,6 +43,11 @@ MakeRule = Callable[[Op, Graph], Rule | None]
 MakeForm = Callable[[OpSite, Form], Form]
 CountBusiest = Callable[[Op, Strategy, int, Shape], float]
 """Of an op, its strategy on an axis of so many ranks, and the shape of its first input."""
+Split = Sequence[tuple[Strategy, int]]
+"""An op's strategy on each axis of more than one rank, and how many ranks that has."""
+CountPart = Callable[[Op, int, Split, float, str], float]
+"""Of an op, the rows of its first weight, how it is split, the busiest rank's work over the mean
+and the kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,8 @@ class OpFacts:
     are there at once; without it, none."""
     backward_inside: CountBackward | None = None
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
-    gradient that it is given and those that it makes; without it, those of `inside`."""
+    gradient that it is given and those that it makes: before it makes those of parameters, and as
+    it does; without it, those of `inside`."""
     temporaries: CountTemporaries | None = None
     """Bytes that torch's own backward holds inside, beside the same, of an operator whose shapes or
     arguments say it; without it, what a table says for each element (`ir.graph.temporaries`)."""
@@ -154,9 +160,14 @@ class OpFacts:
     copies: FindCopies | None = None
     """Where it sends messages: inputs of which its backward keeps a copy of its own, and its bytes
     on the busiest rank."""
+    done: Callable[[Op], float] | None = None
+    """What it does of the work that its arguments tell, where something else is known of that."""
     busiest: CountBusiest | None = None
     """The work of the rank with most of it over the mean, where that depends on which parts a rank
     has; 0 where it does not. Without it, all parts of a size are equally much."""
+    kept: CountPart | None = None
+    """Of what a trace saw autograd keep inside of it, what the busiest rank keeps, over an equal
+    part of all; without it, as much as its work is over the mean."""
     form: MakeForm | None = None
     """From the call as the graph has it to the one that a rank makes on its part."""
 

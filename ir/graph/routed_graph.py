@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshwright.ir.graph.expert_form import form_of
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.routing import Routing, spread_evenly
@@ -14,7 +15,7 @@ def with_routing(graph: Graph, known: Sequence[Routing] = ()) -> Graph:
     are told alike, so that equal blocks stay equal."""
     if EXPERTS_TARGET not in graph.targets:
         return graph
-    told = {(one.experts, one.picked): one for one in known}
+    told = {(one.experts, one.picked, one.weightless): one for one in known}
     ops = tuple(
         replace(op, routing=told.get(size) or spread_evenly(*size))
         if (size := expert_sizes(op, graph)) else op for op in graph.ops
@@ -29,8 +30,10 @@ def evenly_routed(op: Op, graph: Graph) -> Routing:
     return spread_evenly(*size)
 
 
-def expert_sizes(op: Op, graph: Graph) -> tuple[int, int] | None:
-    """Returns how many experts a layer has, and how many each token picks; None for other ops."""
+def expert_sizes(op: Op, graph: Graph) -> tuple[int, int, int] | None:
+    """Returns how many experts a layer has, how many each token picks, and how many of these may be
+    others without weights; None for other ops."""
     if op.target != EXPERTS_TARGET:
         return None
-    return graph.tensors[op.inputs[3]].shape[0], graph.tensors[op.inputs[1]].shape[-1]
+    shapes = [graph.tensors[op.inputs[i]].shape for i in (3, 1)]
+    return shapes[0][0], shapes[1][-1], form_of(op).weightless

@@ -19,6 +19,8 @@ class Routing:
     experts: int
     picked: int
     """Experts that each token picks, all different."""
+    weightless: int = 0
+    """Beside these, experts that tokens pick as well, and that are on no rank."""
     source: str = ""
     """`counted` or `assumed`; empty: every choice of so many experts is equally likely."""
     band: float = 0.0
@@ -30,14 +32,14 @@ class Routing:
     arrived: tuple[float, ...] = ()
     """Tokens that come to the busiest rank, over the mean rank's."""
     worked: tuple[float, ...] = ()
-    """Pairs of a token and an expert on the busiest rank, over the mean of a rank if no token is
-    dropped."""
+    """Pairs of a token and an expert on the busiest rank, over the mean of a rank if all that are
+    picked were on one: none dropped, none without weights."""
 
     def __post_init__(self) -> None:
-        if self.experts < 1 or not 1 <= self.picked <= self.experts:
+        if self.experts < 1 or self.weightless < 0 or not 1 <= self.picked <= self._choices:
             raise PlanError(
-                f"routing: tokens pick {self.picked} of {self.experts} experts; from 1 to as many "
-                "as there are"
+                f"routing: tokens pick {self.picked} of {self.experts} experts, and of "
+                f"{self.weightless} without weights; from 1 to as many as there are"
             )
         columns = (self.reached, self.arrived, self.worked)
         if any(len(column) != len(self.ranks) for column in columns):
@@ -55,13 +57,28 @@ class Routing:
                     f"and {worked} times the mean; above 0, from 1 and above 0, up to {n}"
                 )
 
+    @property
+    def _choices(self) -> int:
+        return self.experts + self.weightless
+
+    @property
+    def share(self) -> float:
+        """Of pairs of a token and an expert that it picked, those whose expert has weights, if all
+        are equally likely."""
+        return self.experts / self._choices
+
+    @property
+    def drops(self) -> bool:
+        """Whether more pairs are without an expert than an even spread leaves, or fewer."""
+        return self.load(1) != self.share
+
     def copies(self, ranks: float) -> float:
         """Returns to how many of so many ranks a token goes, on average."""
         if self.ranks:
             return _between(self.ranks, self.reached, ranks)
         held = self.experts / ranks
         missed = prod(
-            max(0.0, self.experts - held - i) / (self.experts - i) for i in range(self.picked)
+            max(0.0, self._choices - held - i) / (self._choices - i) for i in range(self.picked)
         )
         return ranks * (1.0 - missed)
 
@@ -70,8 +87,9 @@ class Routing:
         return _between(self.ranks, self.arrived, ranks) if self.ranks else 1.0
 
     def load(self, ranks: float) -> float:
-        """Returns what the busiest of so many ranks computes, over the mean rank's."""
-        return _between(self.ranks, self.worked, ranks) if self.ranks else 1.0
+        """Returns what the busiest of so many ranks computes, over the mean of a rank if all that
+        tokens pick were on one."""
+        return _between(self.ranks, self.worked, ranks) if self.ranks else self.share
 
     def onward(self, outer: int, ranks: int) -> float:
         """Returns to how many of so many ranks a token goes inside each of `outer` parts of the
@@ -80,9 +98,10 @@ class Routing:
 
 
 @lru_cache(maxsize=256)
-def spread_evenly(experts: int, picked: int) -> Routing:
+def spread_evenly(experts: int, picked: int, weightless: int = 0) -> Routing:
     """Returns routing in which every choice of so many different experts is equally likely."""
-    return Routing(experts=experts, picked=min(picked, experts))
+    most = experts + weightless
+    return Routing(experts=experts, picked=min(picked, most), weightless=weightless)
 
 
 def _between(ranks: Sequence[int], figures: Sequence[float], wanted: float) -> float:

@@ -8,12 +8,12 @@ from math import ceil, gcd, prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.gates import parse_gate
-from meshwright.ir.graph.expert_form import parse_form
+from meshwright.ir.graph.expert_form import form_of, parse_form
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.narrow_tokens import packed_bytes
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
+from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, Split
 from meshwright.ir.graph.op_forms import (
     index_of,
     own_part,
@@ -39,7 +39,7 @@ def _rule(op: Op, graph: Graph) -> Rule | None:
     shapes = dict(zip(_names(op), input_shapes(op, graph), strict=True))
     if len(shapes["top_k_index"]) != 2:
         return None
-    form = parse_form(str(given(op, "form", "")))
+    form = form_of(op)
     turned, apart = form.transposed_first, "up" in shapes
     inner = shapes["down"][1 if form.transposed_last else 2]
     columns = shapes["gate_up"][2 if turned else 1] * (1 + apart)
@@ -112,11 +112,13 @@ def _shares(site: OpSite, axis: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
-    """Every token through its `k` experts: twice the values of an expert's matrices."""
+    """Every token through those of its `k` experts that have weights, if all are equally likely:
+    twice the values of an expert's matrices."""
     tokens, k = of(args.get("top_k_index"))
     weights = [of(args.get(name)) for name in ("gate_up", "down", "up")]
-    count = weights[0][0]
-    return 2 * tokens * k * sum(prod(shape) for shape in weights if shape) // max(1, count)
+    count = max(1, weights[0][0])
+    choices = count + parse_form(str(args.get("form") or "")).weightless
+    return 2 * tokens * k * sum(prod(shape) for shape in weights if shape) // choices
 
 
 def _messages(
@@ -159,7 +161,14 @@ def _routing(op: Op, strategy: Strategy, inputs: Operands) -> Routing:
     """What the graph says, or evenly spread over the experts that there are."""
     placed = strategy.inputs[3]
     outer = placed.outer if isinstance(placed, Shard) else 1
-    return op.routing or spread_evenly(inputs[3].shape[0] * outer, inputs[1].shape[-1])
+    if op.routing:
+        return op.routing
+    return spread_evenly(inputs[3].shape[0] * outer, inputs[1].shape[-1], form_of(op).weightless)
+
+
+def _done(op: Op) -> float:
+    """Of pairs with an expert if every choice is equally likely: how many were counted."""
+    return op.routing.load(1) / op.routing.share if op.routing else 1.0
 
 
 def _busiest(op: Op, strategy: Strategy, ranks: int, tokens: Shape) -> float:
@@ -169,6 +178,20 @@ def _busiest(op: Op, strategy: Strategy, ranks: int, tokens: Shape) -> float:
     if op.routing is None or not isinstance(placed, Shard) or placed.dim != 0:
         return 0.0
     return op.routing.load(placed.outer * ranks) / op.routing.load(placed.outer)
+
+
+def _parts(split: Split) -> int:
+    """In how many runs experts lie."""
+    placed = ((strategy.inputs[3], ranks) for strategy, ranks in split)
+    return prod(ranks for place, ranks in placed if isinstance(place, Shard) and place.dim == 0)
+
+
+def _kept(op: Op, experts: int, split: Split, busiest: float, kind: str) -> float:
+    """Pairs without an expert here have no rows, but on a GPU that has all experts: nobody waits
+    for it to say how many there are (`ir.graph.grouped`)."""
+    if kind != "cpu" and _parts(split) == 1:
+        return 1.0
+    return (busiest or 1.0) * experts / (experts + form_of(op).weightless)
 
 
 def _copies(
@@ -196,12 +219,12 @@ def _products(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
 
 def has_narrow_experts(op: Op) -> bool:
     """Tell whether an op is a layer of experts with products of 8-bit floats."""
-    return op.target == EXPERTS_TARGET and bool(parse_form(str(given(op, "form", ""))).scaling)
+    return op.target == EXPERTS_TARGET and bool(form_of(op).scaling)
 
 
 def has_narrow_tokens(op: Op) -> bool:
     """Tell whether tokens of a layer of experts travel in 8-bit floats."""
-    return op.target == EXPERTS_TARGET and parse_form(str(given(op, "form", ""))).narrow_tokens
+    return op.target == EXPERTS_TARGET and form_of(op).narrow_tokens
 
 
 def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
@@ -209,7 +232,7 @@ def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
     take the sizes that a rank has; empty for other operators."""
     if op.target != EXPERTS_TARGET:
         return ""
-    form = parse_form(str(given(op, "form", "")))
+    form = form_of(op)
     hidden, *more = shapes[0][-1], *(shape for shape in shapes if len(shape) == 3)
     row = max(1, shapes[3][0] * hidden)
     widths = tuple(prod(shape) // row for shape in more)
@@ -217,24 +240,32 @@ def scaling_on_rank(op: Op, shapes: Sequence[Shape]) -> Scaling:
 
 
 def _casts_inside(
-    hidden: int, columns: float, inner: float, experts: int, pairs: float, width: int, kind: str
-) -> tuple[float, float, float]:
-    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights, of which
-    all that was made so far is there: all rows and matrices at once for a kernel; in loops those of
-    one expert, widened, with their product."""
+    hidden: int, columns: float, inner: float, experts: int, pairs: float, width: int, kind: str,
+    busiest: float,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Bytes of operands in 8 bits for the gradient of the gate, of tokens and of weights: all rows
+    and matrices at once for a kernel; in loops those of one expert, the one with `busiest` times
+    the mean's rows, widened, with their product. Gradients of weights count apart, all of them, but
+    that of the last is not there while the first is made."""
     matrix = experts * hidden
-    first, both = width * matrix * columns, width * matrix * (columns + inner)
+    last = width * matrix * inner
     if kind != "cpu":
         rows = pairs * hidden
-        weights = max(first + rows + pairs * columns, both + rows + pairs * inner)
+        weights = rows + max(pairs * columns - last, pairs * inner)
         return rows + matrix * inner, pairs * columns + matrix * columns, weights
-    rows, wide = pairs / max(1, experts), max(width, 4)
+    rows, wide = busiest * pairs / max(1, experts), max(width, 4)
 
     def loop(n: float, made: float) -> float:
         return wide * (rows * hidden + rows * n + hidden * n) + width * made
 
-    weights = max(first + loop(columns, hidden * columns), both + loop(inner, hidden * inner))
+    weights = max(loop(columns, hidden * columns) - last, loop(inner, hidden * inner))
     return loop(inner, rows * inner), loop(columns, rows * hidden), weights
+
+
+def _busiest_expert(op: Op, held: int) -> float:
+    """The pairs of the expert that has most, over the mean one's of the rank that has most."""
+    known = op.routing
+    return known.load(known.experts) / known.load(known.experts / max(1, held)) if known else 1.0
 
 
 _INDEX_BYTES = 3 * 8
@@ -243,17 +274,17 @@ _INDEX_BYTES = 3 * 8
 
 def _backward_inside(
     op: Op, shapes: Sequence[Shape], kept: int, width: int, kind: str, some: bool
-) -> int:
-    """The most of five moments of a backward (`ir.graph.experts`), in widths of a pair's values:
-    biases looked up, the gate's derivative, gradients of tokens as they are made and as they are
-    summed, and gradients of weights."""
+) -> tuple[int, int]:
+    """The most of four moments of a backward (`ir.graph.experts`), and a fifth, in widths of a
+    pair's values: biases looked up, the gate's derivative, gradients of tokens as they are made and
+    as they are summed; then gradients of weights."""
     tokens = shapes[0][0]
     first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
-    hidden, form = shapes[0][-1], parse_form(str(given(op, "form", "")))
+    hidden, form = shapes[0][-1], form_of(op)
     row = max(1, shapes[3][0] * hidden)
     columns, inner = (first + sum(more)) / row, last / row
     if not columns:
-        return 0
+        return 0, 0
     pairs = max(1.0, kept / columns / width)
     biased = [name for name in _names(op) if name.endswith("bias")]
     gate = parse_gate(str(given(op, "act", "")))
@@ -267,17 +298,19 @@ def _backward_inside(
         summed = made + 2 * hidden * (not some)  # masked, and put into order
     casts = (0.0, 0.0, 0.0)
     if scaling_on_rank(op, shapes):
-        found = _casts_inside(hidden, columns, inner, shapes[3][0], pairs, width, kind)
+        busiest = _busiest_expert(op, shapes[3][0])
+        found = _casts_inside(hidden, columns, inner, shapes[3][0], pairs, width, kind, busiest)
         casts = found[0] / pairs / width, found[1] / pairs / width, found[2] / pairs / width
     before = (
         rows + 2 * inner + max(2 * hidden * ("down_bias" in biased), casts[0] - inner),
         rows + columns + (2 + beside) * inner,
         made + max(hidden * max(len(more), 2 * form.scaled_input), casts[1]),
     )
-    after = (summed, made + max(wide * max(columns, hidden) * bool(biased), casts[2]))
     to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
-    most = max(max(before) - to_come, *after)
-    return round(pairs * (most * width + _INDEX_BYTES))
+    early = max(max(before) - to_come, summed)
+    late = made + max(wide * max(columns, hidden) * bool(biased), casts[2])
+    index = pairs * _INDEX_BYTES
+    return round(pairs * width * early + index), round(pairs * width * late + index)
 
 
 FACTS = {
@@ -289,7 +322,9 @@ FACTS = {
         form=then(_own, _routed),
         messages=_messages,
         copies=_copies,
+        done=_done,
         busiest=_busiest,
+        kept=_kept,
         backward_inside=_backward_inside,
     )
 }

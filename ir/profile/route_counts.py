@@ -30,6 +30,8 @@ class LayerCounts:
 
     experts: int
     picked: int
+    weightless: int = 0
+    """Experts beside these that tokens pick as well (`ir.graph.expert_form`)."""
     tokens: int = 0
     reached: Mapping[int, int] = field(default_factory=dict)
     """Ranks -> pairs of a token and a rank that has some of its experts."""
@@ -40,9 +42,9 @@ class LayerCounts:
 
     def __add__(self, other: "LayerCounts") -> "LayerCounts":
         return LayerCounts(
-            experts=self.experts, picked=self.picked, tokens=self.tokens + other.tokens,
-            reached=_sums(self.reached, other.reached), arrived=_sums(self.arrived, other.arrived),
-            worked=_sums(self.worked, other.worked),
+            experts=self.experts, picked=self.picked, weightless=self.weightless,
+            tokens=self.tokens + other.tokens, reached=_sums(self.reached, other.reached),
+            arrived=_sums(self.arrived, other.arrived), worked=_sums(self.worked, other.worked),
         )  # fmt: skip
 
 
@@ -57,29 +59,30 @@ class RouteCounts:
     known: tuple[Routing, ...] = ()
     """What a plan says of kinds of layers (`Plan.routing`)."""
 
-    def routing(self, experts: int, picked: int) -> Routing | None:
+    def routing(self, experts: int, picked: int, weightless: int = 0) -> Routing | None:
         """Returns what layers with so many experts, of which tokens pick so many, do on average;
         None if nothing is known of such layers."""
-        told = self.layers.values()
-        alike = [x for x in told if (x.experts, x.picked) == (experts, picked)]
+        size = experts, picked, weightless
+        alike = [layer for layer in self.layers.values() if _size(layer) == size]
         if alike:
             return _routing_of(sum(alike[1:], alike[0]), "counted")
-        said = [x for x in self.known if (x.experts, x.picked) == (experts, picked)]
+        said = [routing for routing in self.known if _size(routing) == size]
         if said or self.zipf is None:
             return said[0] if said else None
-        return _assumed(experts, picked, self.zipf)
+        return _assumed(*size, self.zipf)
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Experts, and how many of them a token picks, of the kinds of layers that it tells of."""
-        counted = {(x.experts, x.picked) for x in self.layers.values()}
-        return sorted(counted | {(x.experts, x.picked) for x in self.known})
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """Experts, how many a token picks, and how many there are beside them without weights, of
+        the kinds of layers that it tells of."""
+        return sorted({*map(_size, self.layers.values()), *map(_size, self.known)})
 
     def save(self, path: str | Path) -> None:
         """Writes them as JSON."""
         layers = {
             name: {
-                "experts": x.experts, "picked": x.picked, "tokens": x.tokens,
+                "experts": x.experts, "picked": x.picked,
+                **({"weightless": x.weightless} if x.weightless else {}), "tokens": x.tokens,
                 "ranks": [[n, x.reached[n], x.arrived[n], x.worked[n]] for n in sorted(x.reached)],
             } for name, x in sorted(self.layers.items())
         }  # fmt: skip
@@ -113,8 +116,13 @@ RoutesGiven = RouteCounts | tuple[Routing, ...] | Path | str | None
 """A `Plan.routing`, or what `RouteCounts.load` reads."""
 
 
-def counts_of(picks: Picks, picked: int) -> LayerCounts:
-    """Counts one call of a layer; of dropped tokens there is no pick."""
+def _size(of: LayerCounts | Routing) -> tuple[int, int, int]:
+    return of.experts, of.picked, of.weightless
+
+
+def counts_of(picks: Picks, picked: int, weightless: int = 0) -> LayerCounts:
+    """Counts one call of a layer; of dropped tokens, and of experts without weights, there is no
+    pick."""
     tokens, experts = picks.shape
     reached, arrived, worked = {}, {}, {}
     for ranks in _divisors(experts):
@@ -123,15 +131,16 @@ def counts_of(picks: Picks, picked: int) -> LayerCounts:
         reached[ranks], arrived[ranks] = int(come.sum()), int(come.max())
         worked[ranks] = int(mine.sum((0, 2)).max())
     return LayerCounts(
-        experts=experts, picked=picked, tokens=tokens, reached=reached, arrived=arrived,
-        worked=worked,
+        experts=experts, picked=picked, weightless=weightless, tokens=tokens, reached=reached,
+        arrived=arrived, worked=worked,
     )  # fmt: skip
 
 
 def _routing_of(counts: LayerCounts, source: str, band: float = 0.0) -> Routing:
     ranks, tokens = tuple(sorted(counts.reached)), counts.tokens
     return Routing(
-        experts=counts.experts, picked=counts.picked, source=source, band=band, ranks=ranks,
+        experts=counts.experts, picked=counts.picked, weightless=counts.weightless,
+        source=source, band=band, ranks=ranks,
         reached=tuple(_short(counts.reached[n] / tokens) for n in ranks),
         arrived=tuple(_short(counts.arrived[n] * n / counts.reached[n]) for n in ranks),
         worked=tuple(_short(counts.worked[n] * n / (tokens * counts.picked)) for n in ranks),
@@ -143,18 +152,18 @@ def _short(value: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _assumed(experts: int, picked: int, exponent: float) -> Routing:
+def _assumed(experts: int, picked: int, weightless: int, exponent: float) -> Routing:
     """What experts so popular get, on average over the orders in which they may lie; its band is
     how much the busiest rank's work differs among these."""
-    random = np.random.default_rng(0)
-    weights = -exponent * np.log(np.arange(1, experts + 1))
+    random, choices = np.random.default_rng(0), experts + weightless
+    weights = -exponent * np.log(np.arange(1, choices + 1))
     # The first of perturbed logarithms are a draw without putting back.
-    drawn = weights + random.gumbel(size=(_TOKENS, experts))
+    drawn = weights + random.gumbel(size=(_TOKENS, choices))
     chosen = np.argpartition(-drawn, picked - 1, axis=1)[:, :picked]
-    picks = np.zeros((_TOKENS, experts), bool)
+    picks = np.zeros((_TOKENS, choices), bool)
     np.put_along_axis(picks, chosen, True, axis=1)
-    orders = (random.permutation(experts) for _ in range(_ORDERS))
-    found = [counts_of(picks[:, order], picked) for order in orders]
+    orders = (random.permutation(choices)[:experts] for _ in range(_ORDERS))
+    found = [counts_of(picks[:, order], picked, weightless) for order in orders]
     works = np.array([[one.worked[n] for n in sorted(one.worked)] for one in found])
     band = float((works.std(0) / works.mean(0)).max())
     return _routing_of(sum(found[1:], found[0]), "assumed", _short(band))
@@ -171,8 +180,9 @@ def _sums(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
 def _layer(said: Any) -> LayerCounts:
     """ValueError and the like where the file says something else or what cannot be."""
     experts, picked, tokens = (_whole(said[name]) for name in ("experts", "picked", "tokens"))
+    weightless = _whole(said["weightless"]) if "weightless" in said else 0
     rows = {_whole(row[0]): tuple(map(_whole, row[1:])) for row in said["ranks"]}
-    if sorted(rows) != _divisors(experts) or not 1 <= picked <= experts:
+    if sorted(rows) != _divisors(experts) or not 1 <= picked <= experts + weightless:
         raise ValueError
     _, _, pairs = rows[1]
     for ranks, (reached, arrived, worked) in rows.items():
@@ -185,8 +195,8 @@ def _layer(said: Any) -> LayerCounts:
             raise ValueError
     sums = [{n: row[i] for n, row in rows.items()} for i in range(3)]
     return LayerCounts(
-        experts=experts, picked=picked, tokens=tokens, reached=sums[0], arrived=sums[1],
-        worked=sums[2],
+        experts=experts, picked=picked, weightless=weightless, tokens=tokens, reached=sums[0],
+        arrived=sums[1], worked=sums[2],
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def _longcat(
     kept = (weights * (index >= count)).sum(-1, keepdim=True).to(hidden.dtype)
     made = mix_experts(
         hidden, index, weights, self.gate_up_proj[:count], self.down_proj,
-        act=vars(self)[_GATE],
+        act=vars(self)[_GATE], form=ExpertForm(weightless=self.total_experts - count),
     )  # fmt: skip
     handed_on: torch.Tensor = hidden * kept
     return made + handed_on

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.expert_form import parse_form
 from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.profile.route_counts import LayerCounts, RouteCounts, counts_of
 from meshwright.ir.torch_modes import recording
@@ -36,7 +37,9 @@ def count_routes(model: nn.Module, batches: Iterable[Any]) -> RouteCounts:
 
     def called(func: Any, args: tuple[Any, ...], named: Any, result: Any) -> None:
         if func in _OPERATORS:
-            counts, seen = _counted(args[1], args[3]), found.get(inside[-1])
+            form = args[9] if len(args) > 9 else named.get("form", "")
+            counts = _counted(args[1], args[3], parse_form(form).weightless)
+            seen = found.get(inside[-1])
             found[inside[-1]] = seen + counts if seen else counts
 
     for batch in batches:
@@ -70,9 +73,9 @@ def _as_traced(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
         yield
 
 
-def _counted(index: Tensor, gate_up: Tensor) -> LayerCounts:
+def _counted(index: Tensor, gate_up: Tensor, weightless: int) -> LayerCounts:
     """Of tokens' picks [T, K] among as many experts as there are weights of."""
     experts = len(gate_up)
     here = index.detach().where((index >= 0) & (index < experts), experts)
     picks = torch.zeros(len(index), experts + 1, dtype=torch.bool).scatter_(1, here.cpu(), True)
-    return counts_of(picks[:, :experts].numpy(), index.shape[1])
+    return counts_of(picks[:, :experts].numpy(), index.shape[1], weightless)

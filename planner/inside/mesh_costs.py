@@ -50,7 +50,8 @@ def op_seconds(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> 
     kept = _saved(graph, own, space, regime)
     if is_view(own.op.target):
         return kept
-    left = np.ones(len(own.picks))
+    done = facts(own.op.target).done
+    left = np.full(len(own.picks), done(own.op) if done else 1.0)
     for axis in range(len(space.mesh)):
         left *= _shares(graph, own, space, axis) * _unevenness(graph, own, space, axis)
     computing = (

@@ -242,8 +242,9 @@ def _routing(graph: Graph, routes: RouteCounts | None) -> tuple[Routing, ...]:
     found = {size: routes.routing(*size) for size in sizes}
     if unknown := [size for size, one in found.items() if one is None] or not sizes:
         raise PlanError(
-            f"routes: they tell of layers of (experts, picked) {routes.sizes}, the model has "
-            f"{unknown if sizes else 'none'}; count them with mw.count_routes(model, batches)"
+            f"routes: they tell of layers of (experts, picked, beside them without weights) "
+            f"{routes.sizes}, the model has {unknown if sizes else 'none'}; count them with "
+            "mw.count_routes(model, batches)"
         )
     return tuple(one for one in found.values() if one)
 

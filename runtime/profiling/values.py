@@ -6,6 +6,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from meshwright.ir.graph.expert_form import form_of
+from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Graph, Kind, Op, Ref
 from meshwright.ir.graph.param import Param
 
@@ -69,7 +71,8 @@ def _looked_up(graph: Graph, op: Op, name: str) -> Iterator[int]:
         argument, of, dim = _TABLES[short]
         table = args.get(of, args.get("self"))
         if args.get(argument) == Ref(name) and isinstance(table, Ref):
-            yield _size(graph, table.name, args.get("dim") if dim < 0 else dim)
+            rows = _size(graph, table.name, args.get("dim") if dim < 0 else dim)
+            yield rows + form_of(op).weightless if op.target == EXPERTS_TARGET else rows
 
 
 def _size(graph: Graph, table: str, dim: object) -> int:
