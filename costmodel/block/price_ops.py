@@ -231,14 +231,17 @@ class Walk(Trace):
         width, shapes = product_bytes(local.dtype), [i.shape for i in local.inputs]
         come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
         if come:
-            shapes[0] = come // width // shapes[0][1], shapes[0][1]
+            rows = come // width // shapes[0][1]
+            shapes[:2] = (rows, shapes[0][1]), (rows, shapes[1][1])
         if self.site.run_as.fused_experts:  # gradients of the first product and of the gate
             first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
             early = late = round(kept * (1 + last / (first + sum(more))))
         else:
             some = travel or shapes[3][0] != self.facts.graph.tensors[op.inputs[3]].shape[0]
             early, late = count(op, shapes, kept, width, self.site.device.kind, some)
-        return 2 * come + early, 2 * come + late
+        # The gradient of this rank's own tokens comes when all that is over.
+        beside = come and 2 * come - local.inputs[0].nbytes
+        return beside + early, beside + late
 
     def _inside_forward(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator that torch's forward writes as several kernels."""

@@ -195,8 +195,11 @@ class BackwardGradients:
         """Whole ones that are there now, beside those that were before: of these, some were on
         their way."""
         self._holds = holds and bool(exchange.copied)
-        self.come = self._grows and not self._adds and not self._holds and exchange.made == 1.0
+        whole = self._grows and not self._holds and exchange.made == 1.0
+        self.come = self._adds or whole
         """Whether gradients are there as ops make them, and not before."""
+        self._copies = 0
+        """Of these, what a block has made for copies."""
         self._beside = 0
         if last and exchange.last_forward:
             largest = max([bucket.nbytes for bucket in group.buckets], default=0)
@@ -220,27 +223,38 @@ class BackwardGradients:
         where gradients are added to those that are there. Where that is not known, or they are
         others than its ops make, the op that makes the largest is taken to have half of the most
         that any op of the block has (`one_op`)."""
-        if self._grows:
-            own = self._group.begins[index]
-            self.gradients += own if self._made == 1.0 else ceil(self._made * own)
-            if not self._adds:
-                again = self._group.again
-                return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
-        if self._holds:
-            self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
-            return nbytes
         if self._adds:
             own, again = self._group.begins[index], self._group.again
             own += sum(again[index]) if index in again else 0
-            made = ceil(self._group.exchange.read * own)
-            # Where there are none to which to add, wide ones come when the block has run.
-            later = ceil(self._made * self._group.begins[index]) if self._grows else 0
-            return max(made, max(nbytes, one_op // 2 + made) - later)
+            self._copies = ceil(self._group.exchange.read * own)
+            self.gradients += self._copies
+            return nbytes
+        if self._grows:
+            own = self._group.begins[index]
+            self.gradients += own if self._made == 1.0 else ceil(self._made * own)
+            again = self._group.again
+            return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
+        if self._holds:
+            self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
+            return nbytes
         beside = self._group.beside[index]
         if adding is not None and self._group.exchange.made == 1.0:
             return nbytes + adding * (beside > 0)
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
+
+    def ran(self, index: int) -> int:
+        """A block has run, and what it has saved is gone: gradients of copies are added to those of
+        what is stepped. Returns what is there of them meanwhile: all, or one after the other where
+        there is none to which to add."""
+        if not self._copies:
+            return 0
+        self.gradients -= self._copies
+        there, self._copies = self._copies, 0
+        if not self._grows:
+            return there
+        self.gradients += ceil(self._made * self._group.begins[index])
+        return min(there, ceil(self._group.exchange.read * self._group.beside[index]))
 
     def _awaiting(self, index: int) -> int:
         """Gradients that are there after a block, and to which one before it will add."""

@@ -416,6 +416,9 @@ class StageMemory:
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
             freed += (block.saved + block.halved * second) * gives_back
+            if copies := sum([group.ran(index) for group in groups]):
+                whole, moving = (one.gradients, one.moving) if one else _sum(groups)
+                found.append((index, (whole, -freed, moving, copies)))
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):

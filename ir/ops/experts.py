@@ -268,8 +268,8 @@ def _busiest_expert(op: Op, held: int) -> float:
     return known.load(known.experts) / known.load(known.experts / max(1, held)) if known else 1.0
 
 
-_INDEX_BYTES = 3 * 8
-"""Of a pair: its place, its token and its expert, whole numbers."""
+_INDEX_BYTES = 8
+"""Of a pair: its token if it has a row; its place and its expert, whole numbers, if it has none."""
 
 
 def _backward_inside(
@@ -309,7 +309,7 @@ def _backward_inside(
     to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
     early = max(max(before) - to_come, summed)
     late = made + max(wide * max(columns, hidden) * bool(biased), casts[2])
-    index = pairs * _INDEX_BYTES
+    index = _INDEX_BYTES * (pairs + 2 * shapes[1][0] * shapes[1][1])
     return round(pairs * width * early + index), round(pairs * width * late + index)
 
 

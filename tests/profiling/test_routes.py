@@ -152,7 +152,7 @@ def test_all_wait_for_the_busiest_rank() -> None:
         found.peak_bytes for found in (even, busy, skewed)
     ]
     assert with_routing(graph) is graph
-    with pytest.raises(PlanError, match=r"the model has \[\(4, 2\)\]"):
+    with pytest.raises(PlanError, match=r"the model has \[\(4, 2, 0\)\]"):
         make_problem(graph, cluster, routes=RouteCounts(known=(spread_evenly(8, 2),)))
 
 
