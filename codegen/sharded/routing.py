@@ -17,7 +17,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import TradedRows
 from meshwright.codegen.sharded.later import taking
 from meshwright.ir.graph.expert_form import of_arrived, parse_form
-from meshwright.ir.graph.experts import Operands
+from meshwright.ir.graph.experts import Operands, dtype_of_products
 from meshwright.ir.graph.windows import spans
 from meshwright.ir.kernels.route import (
     home_reference,
@@ -111,7 +111,8 @@ class _ExpertsHere(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output, product = torch.ops.meshwright.experts_forward(*inputs)
+        products = dtype_of_products(inputs[0])
+        output, product = torch.ops.meshwright.experts_forward(*inputs, products=products)
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
         ctx.save_for_backward(product, *(inputs[i] for i in ctx.places))

@@ -230,15 +230,17 @@ class Walk(Trace):
         kept = self._inside_kept(step, share)
         width, shapes = product_bytes(local.dtype), [i.shape for i in local.inputs]
         come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
+        own_width = step.inputs[0].own_width
         if come:
-            rows = come // width // shapes[0][1]
+            rows = come // own_width // shapes[0][1]
             shapes[:2] = (rows, shapes[0][1]), (rows, shapes[1][1])
         if self.site.run_as.fused_experts:  # gradients of the first product and of the gate
             first, last, *more = (prod(shape) for shape in shapes if len(shape) == 3)
             early = late = round(kept * (1 + last / (first + sum(more))))
         else:
             some = travel or shapes[3][0] != self.facts.graph.tensors[op.inputs[3]].shape[0]
-            early, late = count(op, shapes, kept, width, self.site.device.kind, some)
+            casts = own_width > width
+            early, late = count(op, shapes, kept, width, self.site.device.kind, some, casts)
         # The gradient of this rank's own tokens comes when all that is over.
         beside = come and 2 * come - local.inputs[0].nbytes
         return beside + early, beside + late
@@ -429,6 +431,9 @@ class Walk(Trace):
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
         found = kept_inside_bytes(op, tensors, self.site.device, draws_again)
+        if found and self.facts.casts_inside(op):
+            traced, narrow = tensors[op.inputs[0]].dtype, self.facts.precision.autocast
+            return found * DTYPE_BYTES[narrow] // DTYPE_BYTES[traced]
         if not (found and draws_again and facts(op.target).redrawn):
             return found
         # Masks on CPUs are as wide as what they multiply, which autocast may have made narrower.

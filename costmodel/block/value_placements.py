@@ -60,7 +60,14 @@ class GraphFacts:
 
     def is_narrow(self, op: Op) -> bool:
         """Whether autocast has the op computed in its own dtype."""
-        return bool(self.precision.autocast) and how_cast(op.target, self.kind) == "narrow"
+        if not self.precision.autocast:
+            return False
+        return self.casts_inside(op) or how_cast(op.target, self.kind) == "narrow"
+
+    def casts_inside(self, op: Op) -> bool:
+        """Whether the op itself casts what it reads, and keeps it as it is."""
+        narrow = facts(op.target).autocast == "inside" and self.precision.autocast
+        return bool(narrow) and self.dtypes[op.inputs[0]] != "float64"
 
     @cached_property
     def before_softmax(self) -> frozenset[str]:
@@ -258,7 +265,8 @@ class Trace(ABC):
         tensor, own = self._tensor(name), self.facts.dtypes[name]
         read = self.facts.read_as(op, name)
         return PricedInput(
-            self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own], read != own,
+            self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own],
+            read != own or (self.facts.casts_inside(op) and is_float(own)),
             tensor.requires_grad, tensor.kind is Kind.PARAMETER, tensor.channels_last,
         )  # fmt: skip
 

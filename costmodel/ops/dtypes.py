@@ -42,6 +42,8 @@ def how_cast(target: str, kind: str) -> Cast | None:
     if target.startswith("aten."):
         return cast_of(target, kind)
     known = facts(target)
+    if known.autocast == "inside":
+        return None
     if classify(target) in COMPUTE:
         return "narrow"
     if known.op_class is OpClass.NORMALIZATION and known.autocast == "by class":
@@ -82,7 +84,7 @@ def _made(
         match known:
             case "float32":
                 return known
-            case "first":
+            case "first" | "inside":
                 return dtypes[op.inputs[0]]
             case "traced":
                 return graph.tensors[out].dtype

@@ -31,7 +31,7 @@ _ARGUMENTS = (
     " Tensor? up=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, str form=''"
 )
 LIBRARY.define(f"experts({_ARGUMENTS}) -> Tensor")
-LIBRARY.define(f"experts_forward({_ARGUMENTS}) -> (Tensor, Tensor)")
+LIBRARY.define(f"experts_forward({_ARGUMENTS}, *, ScalarType? products=None) -> (Tensor, Tensor)")
 LIBRARY.define(f"experts_backward(Tensor grad, Tensor product, {_ARGUMENTS}) -> Tensor[]")
 LIBRARY.define(f"experts_backward_tokens(Tensor grad, Tensor product, {_ARGUMENTS}) -> Tensor[]")
 LIBRARY.define(
@@ -173,8 +173,9 @@ def _shape(x: torch.Tensor | None) -> list[int] | None:
     return None if x is None else list(x.shape)
 
 
-def _dtype(hidden: torch.Tensor) -> torch.dtype:
-    """In which products are computed: what autocast says, or as tokens are."""
+def dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
+    """Returns in which dtype products are computed: what autocast says, or as tokens are. To be
+    asked before the operator of a forward is called: who watches operators has no autocast."""
     kind = hidden.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return hidden.dtype
@@ -205,13 +206,15 @@ def _scale(given: Operands, groups: PairGroups, dtype: torch.dtype) -> torch.Ten
     return groups.picked(given.top_k_weights.reshape(-1)).unsqueeze(-1).to(dtype)
 
 
-def experts_forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def experts_forward(
+    *inputs: Any, products: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The result [T, H], and the first product [pairs, columns] of the pairs that are here, by
-    expert; where all experts are, there are T*K pairs."""
+    expert; where all experts are, there are T*K pairs. `products`: their dtype, if it is known."""
     given = Operands(*inputs)
     check_operands(given)
     form = parse_form(given.form)
-    dtype = _dtype(given.hidden)
+    dtype = products or dtype_of_products(given.hidden)
     with torch.autocast(given.hidden.device.type, enabled=False):
         groups = _groups(given, dtype)
         x, scale = groups.of_tokens(given.come(given.hidden, dtype)), _scale(given, groups, dtype)
@@ -332,7 +335,8 @@ def _trained(given: Operands) -> Iterator[torch.Tensor]:
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        output, product = torch.ops.meshwright.experts_forward(*inputs)
+        products = dtype_of_products(inputs[0])
+        output, product = torch.ops.meshwright.experts_forward(*inputs, products=products)
         ctx.others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
         ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         ctx.save_for_backward(product, *(inputs[i] for i in ctx.places))
@@ -361,11 +365,15 @@ def _shape_of_result(*inputs: Any) -> torch.Tensor:
     return given.hidden.new_empty(given.hidden.shape)
 
 
-def _forward_shapes(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward_shapes(
+    *inputs: Any, products: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     given = Operands(*inputs)
     check_operands(given)
     pairs = given.top_k_index.numel()
-    product = given.hidden.new_empty(pairs, given.columns, dtype=_dtype(given.hidden))
+    product = given.hidden.new_empty(
+        pairs, given.columns, dtype=products or dtype_of_products(given.hidden)
+    )
     return given.hidden.new_empty(given.hidden.shape), product
 
 

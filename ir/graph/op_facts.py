@@ -21,15 +21,16 @@ ShapeOf = Callable[[Arg], Shape]
 """The shape of an argument; () of what is no tensor."""
 CountFlops = Callable[[Args, ShapeOf, Shape], int]
 """From arguments by name, their shapes and the shape of the first result."""
-Autocast = Literal["by class", "first", "float32", "traced"]
+Autocast = Literal["by class", "first", "float32", "traced", "inside"]
 Shares = Literal["by class", "strided", "if it can"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 CountKept = Callable[[Sequence[Shape]], int | None]
 """From the shapes of a rank's operands."""
-CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool], tuple[int, int]]
+CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool, bool], tuple[int, int]]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
-value, the kind of device, and whether a rank has some of its first weight's rows only."""
+value, the kind of device, and whether a rank has some of its first weight's rows only and whether
+operands are wider than what is multiplied."""
 CountTemporaries = Callable[[Op, "CallPart"], int]
 CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
@@ -96,8 +97,9 @@ class OpFacts:
     """Its flops are those of the products that a run of it on the trace's tensors makes."""
     autocast: Autocast = "by class"
     """The dtype of its results where torch.autocast leaves it alone (`ir.graph.autocast`): as its
-    class has it if it is ours, else what promotion says; that of its first input; a fixed one; or
-    that of the trace."""
+    class has it if it is ours, else what promotion says; that of its first input; a fixed one;
+    that of the trace; or that of its first input though it computes as autocast says, of operands
+    that it casts itself."""
     shares: Shares = "by class"
     """Whether its result is memory of its first input: if its class is that of views, with other
     strides than the input's, or only if those of the input allow it."""

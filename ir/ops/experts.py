@@ -273,8 +273,9 @@ _INDEX_BYTES = 8
 
 
 def _backward_inside(
-    op: Op, shapes: Sequence[Shape], kept: int, width: int, kind: str, some: bool
-) -> tuple[int, int]:
+    op: Op, shapes: Sequence[Shape], kept: int, width: int, kind: str, some: bool,
+    wider: bool = False,
+) -> tuple[int, int]:  # fmt: skip
     """The most of four moments of a backward (`ir.graph.experts`), and a fifth, in widths of a
     pair's values: biases looked up, the gate's derivative, gradients of tokens as they are made and
     as they are summed; then gradients of weights."""
@@ -292,8 +293,9 @@ def _backward_inside(
     rows = hidden + 1  # gradients of results, routing weights
     made = rows + columns + inner + hidden
     wide = 4 / width if width < 4 else 0  # sums of narrow rows are made of wide ones
-    if kind == "cpu":
-        summed = made + wide * hidden * (1 + tokens / max(1, pairs))
+    per_pair = tokens / max(1, pairs)
+    if kind == "cpu":  # the sum of wide tokens is their gradient
+        summed = made + wide * hidden * (1 + per_pair * (not wider))
     else:
         summed = made + 2 * hidden * (not some)  # masked, and put into order
     casts = (0.0, 0.0, 0.0)
@@ -301,12 +303,16 @@ def _backward_inside(
         busiest = _busiest_expert(op, shapes[3][0])
         found = _casts_inside(hidden, columns, inner, shapes[3][0], pairs, width, kind, busiest)
         casts = found[0] / pairs / width, found[1] / pairs / width, found[2] / pairs / width
+    elif wider:  # weights are cast for a product, and their gradients back when all are made
+        weights = shapes[3][0] * hidden / pairs
+        casts = weights * inner, weights * columns, weights * (columns + inner)
     before = (
         rows + 2 * inner + max(2 * hidden * ("down_bias" in biased), casts[0] - inner),
         rows + columns + (2 + beside) * inner,
         made + max(hidden * max(len(more), 2 * form.scaled_input), casts[1]),
     )
-    to_come = tokens * hidden / max(1, pairs)  # the gradient of tokens, which counts as there
+    # The gradient of tokens counts as there.
+    to_come = per_pair * hidden * (wide if wider else 1.0)
     early = max(max(before) - to_come, summed)
     late = made + max(wide * max(columns, hidden) * bool(biased), casts[2])
     index = _INDEX_BYTES * (pairs + 2 * shapes[1][0] * shapes[1][1])
@@ -317,6 +323,7 @@ FACTS = {
     "meshwright.experts": OpFacts(
         op_class=OpClass.MATMUL,
         rule=_rule,
+        autocast="inside",
         flops=_flops,
         products=_products,
         form=then(_own, _routed),

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -166,3 +173,27 @@ def test_ranks_that_share_hold_what_is_predicted() -> None:
         assert [a / b for a, b in zip(told, held, strict=True)] == pytest.approx(
             [1.0] * len(told), abs=0.002
         )
+
+
+def _few_tokens(mixture: bool) -> nn.Module:
+    """Weights have most of the bytes."""
+    sizes = {
+        "vocab_size": WORDS, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": TOKENS, "use_cache": False,
+    }  # fmt: skip
+    if not mixture:
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=256, **sizes))
+    return MixtralForCausalLM(
+        MixtralConfig(intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, **sizes)
+    )
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+@pytest.mark.parametrize("mixture", [False, True], ids=["dense", "mixture"])
+def test_gradients_of_narrow_copies_are_there_as_they_are_made(mixture, precision, microbatches):
+    """They are cast when what their block has saved is gone. Experts cast what they read."""
+    torch.manual_seed(0)
+    model, data = _Language(_few_tokens(mixture)), (torch.randint(WORDS, (4, 32)),)
+    found = told_of_held(model, data, precision, microbatches=microbatches)
+    assert found == pytest.approx(1.0, abs=0.01)
