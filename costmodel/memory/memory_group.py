@@ -173,9 +173,11 @@ class BackwardGradients:
         self._every = bool(exchange.every_backward)
         adds = not self._every and not (first and last)
         each = exchange.gradients_leave_each
-        self._adds = bool(exchange.copied) and (adds or exchange.copies_apart) and not each
+        self._holds = holds and bool(exchange.copied)
+        self._added = bool(exchange.copied) and (adds or exchange.copies_apart) and not each
+        self.adds_copies = self._added and not self._holds
         """Gradients of copies are added to others as soon as a block has run."""
-        self._made = exchange.summed if self._adds else exchange.read
+        self._made = exchange.summed if self._added else exchange.read
         """Bytes that are there of a gradient after its block, per byte of what is stepped."""
         self._summed = exchange.summed
         """They go after every backward, so that there are none to which to add."""
@@ -194,9 +196,8 @@ class BackwardGradients:
         self.gradients = -self._newest - self._before
         """Whole ones that are there now, beside those that were before: of these, some were on
         their way."""
-        self._holds = holds and bool(exchange.copied)
         whole = self._grows and not self._holds and exchange.made == 1.0
-        self.come = self._adds or whole
+        self.come = self.adds_copies or whole
         """Whether gradients are there as ops make them, and not before."""
         self._copies = 0
         """Of these, what a block has made for copies."""
@@ -223,7 +224,7 @@ class BackwardGradients:
         where gradients are added to those that are there. Where that is not known, or they are
         others than its ops make, the op that makes the largest is taken to have half of the most
         that any op of the block has (`one_op`)."""
-        if self._adds:
+        if self.adds_copies:
             own, again = self._group.begins[index], self._group.again
             own += sum(again[index]) if index in again else 0
             self._copies = ceil(self._group.exchange.read * own)
@@ -232,8 +233,9 @@ class BackwardGradients:
         if self._grows:
             own = self._group.begins[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
-            again = self._group.again
-            return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
+            if not (self._holds and self._added):
+                again = self._group.again
+                return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
         if self._holds:
             self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
             return nbytes

@@ -386,6 +386,7 @@ class StageMemory:
         ]
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None and all([group.come for group in groups])
+        copied = [group for group in groups if group.adds_copies]
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             # Of recorded calls all gradients of what they read are there at any time.
@@ -416,7 +417,7 @@ class StageMemory:
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
             freed += (block.saved + block.halved * second) * gives_back
-            if copies := sum([group.ran(index) for group in groups]):
+            if copied and (copies := sum([group.ran(index) for group in copied])):
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, -freed, moving, copies)))
             for group in groups:

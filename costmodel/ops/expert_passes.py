@@ -104,8 +104,8 @@ def passes_beside(op: LocalOp, time: OpTime, device: DeviceType, style: Style) -
     *firsts, last = products
     pairs, width, inner = last.batch * last.m, last.n, last.k
     gated = sum(product.n for product in firsts) > inner
-    made = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
-    wide = min(made, max(2, product_bytes(op.dtype)))  # wider results are sums of these rows
+    own = op.output_bytes / max(1, sum(prod(shape) for shape in op.outputs))
+    wide = min(own, max(2, product_bytes(op.dtype)))  # wider results are sums of these rows
     narrow = device.casting if DTYPE_BYTES.get(op.dtype, 1) < wide else None
     counts = [0.0, 0.0]
     seconds = [0.0, 0.0]
