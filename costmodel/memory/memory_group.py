@@ -199,8 +199,8 @@ class BackwardGradients:
         whole = self._grows and not self._holds and exchange.made == 1.0
         self.come = self.adds_copies or whole
         """Whether gradients are there as ops make them, and not before."""
-        self._copies = 0
-        """Of these, what a block has made for copies."""
+        self.copies = 0
+        """Beside `gradients`: of copies, those that a block that runs makes."""
         self._beside = 0
         if last and exchange.last_forward:
             largest = max([bucket.nbytes for bucket in group.buckets], default=0)
@@ -227,8 +227,7 @@ class BackwardGradients:
         if self.adds_copies:
             own, again = self._group.begins[index], self._group.again
             own += sum(again[index]) if index in again else 0
-            self._copies = ceil(self._group.exchange.read * own)
-            self.gradients += self._copies
+            self.copies = ceil(self._group.exchange.read * own)
             return nbytes
         if self._grows:
             own = self._group.begins[index]
@@ -249,10 +248,7 @@ class BackwardGradients:
         """A block has run, and what it has saved is gone: gradients of copies are added to those of
         what is stepped. Returns what is there of them meanwhile: all, or one after the other where
         there is none to which to add."""
-        if not self._copies:
-            return 0
-        self.gradients -= self._copies
-        there, self._copies = self._copies, 0
+        there, self.copies = self.copies, 0
         if not self._grows:
             return there
         self.gradients += ceil(self._made * self._group.begins[index])

@@ -411,6 +411,8 @@ class StageMemory:
             else:
                 workspace = max([group.run(index, needs, one_op, adding) for group in groups])
                 whole, moving = _sum(groups)
+            if copied:
+                workspace += sum([group.copies for group in copied])
             if index == len(self.blocks) - 1 and not second:
                 workspace = max(workspace, self.border)  # the gradient that has come
             if workspace < 0:  # gradients that are still to come count as there until here
