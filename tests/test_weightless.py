@@ -22,6 +22,7 @@ from meshwright.ir.graph.expert_form import ExpertForm, parse_form
 from meshwright.ir.graph.experts import EXPERTS_TARGET
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.graph.routing import Routing, spread_evenly
+from meshwright.ir.graph.rules import input_shapes
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.ops import facts
 from meshwright.ir.profile.route_counts import RouteCounts, counts_of
@@ -139,12 +140,13 @@ def test_memory_is_of_pairs_that_have_rows(precision: str) -> None:
 
 def test_where_pairs_without_an_expert_have_rows() -> None:
     """Everywhere but on a GPU that has all experts (`ir.graph.grouped`)."""
-    (op,) = (op for op in trace(Even(), even(1)).ops if op.target == EXPERTS_TARGET)
+    graph = trace(Even(), even(1))
+    (op,) = (op for op in graph.ops if op.target == EXPERTS_TARGET)
     apart = Strategy((None, None, None, Shard(0), Shard(0)), (None,))
     kept = facts(op.target).kept
     assert kept
     found = {
-        (kind, len(split)): kept(op, EXPERTS, split, 0.0, kind)
+        (kind, len(split)): kept(op, input_shapes(op, graph), split, 0.0, kind)
         for kind in ("cpu", "cuda") for split in ((), ((apart, 2),))
     }  # fmt: skip
     share = EXPERTS / (EXPERTS + WEIGHTLESS)

@@ -33,6 +33,7 @@ from meshwright.ir.graph.graph import DTYPE_BYTES, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
+from meshwright.ir.graph.rules import input_shapes
 from meshwright.ir.graph.temporaries import temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
@@ -162,7 +163,8 @@ class Walk(Trace):
         share, elements = 1.0, self.local.elements
         for value, dim, size in step.parts:
             share *= self.local.shapes[value][dim] / size
-        local = self._local(step, share)
+        kept = self._inside_kept(step, share)
+        local = self._local(step, share, kept)
         multiplied = as_multiplied_by(local, step.op, self.site.run_as, self.facts.precision)
         time = op_time(multiplied, self.site.device, self.timer)
         if step.op.routing and step.op.routing.source and step.busiest:
@@ -193,7 +195,7 @@ class Walk(Trace):
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
-            early, late = self._inside_backward(step, local, share)
+            early, late = self._inside_backward(step, local, kept)
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
@@ -205,7 +207,7 @@ class Walk(Trace):
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
-        self._save(step, share, own and own[0])
+        self._save(step, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
@@ -219,7 +221,7 @@ class Walk(Trace):
         shapes = [given.shape for given in local.inputs]
         return count(step.op, shapes, product_bytes(local.dtype), self.site.device.kind)
 
-    def _inside_backward(self, step: OpStep, local: LocalOp, share: float) -> tuple[int, int]:
+    def _inside_backward(self, step: OpStep, local: LocalOp, kept: int) -> tuple[int, int]:
         """What the backward of experts makes beside gradients of its operands: before it makes
         those of weights, and as it does. Where tokens travel, a row of them, and of gradients of
         results, for each that has come is there, too."""
@@ -227,7 +229,6 @@ class Walk(Trace):
         count = facts(op.target).backward_inside
         if count is None or not step.has_gradient:
             return 0, 0
-        kept = self._inside_kept(step, share)
         width, shapes = product_bytes(local.dtype), [i.shape for i in local.inputs]
         come = self.apart.get((op.name, self.facts.roots[op.inputs[0]]), 0) * travel
         own_width = step.inputs[0].own_width
@@ -387,7 +388,7 @@ class Walk(Trace):
             for n, w in zip(names, whole, strict=True)
         ]  # fmt: skip
 
-    def _local(self, step: OpStep, share: float) -> LocalOp:
+    def _local(self, step: OpStep, share: float, kept: int) -> LocalOp:
         op, busiest = step.op, step.busiest
         shapes, elements = self.local.shapes, self.local.elements
         backward = sum([elements[value] * width for value, width in step.backward])
@@ -400,7 +401,7 @@ class Walk(Trace):
             tuple([shapes[value] for value, _ in step.outputs]),
             sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
-            backward + self._inside_kept(step, share),
+            backward + kept,
             step.is_causal and not busiest,
             step.channels_last,
             step.comes_cast,
@@ -446,9 +447,9 @@ class Walk(Trace):
         if not inside:
             return 0
         if count := facts(step.op.target).kept:
-            rows = self.facts.graph.tensors[step.op.inputs[3]].shape[0]
+            shapes = input_shapes(step.op, self.facts.graph)
             split = self.site.split_of(step.strategies)
-            most = count(step.op, rows, split, busiest, self.site.device.kind)
+            most = count(step.op, shapes, split, busiest, self.site.device.kind)
         else:
             most = 1.0 if step.is_causal else busiest or 1.0
         return round(inside * share * most)
@@ -476,9 +477,9 @@ class Walk(Trace):
         made = any(roots[kept.name] not in read for kept in step.kept)
         return made or self._inside_bytes(step.op) > 0
 
-    def _save(self, step: OpStep, share: float, own: int | None) -> None:
-        """Note what autograd keeps of this op, each storage once; `own`: bytes of its own in place
-        of its results."""
+    def _save(self, step: OpStep, inside: int, own: int | None) -> None:
+        """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
+        inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
         shared = self._shared(step)
         for kept in step.kept:
@@ -491,7 +492,7 @@ class Walk(Trace):
             elif kept.key:
                 nbytes = self.local.elements[kept.value] * kept.width
                 self.saved[kept.key] = nbytes // self._parts_kept(kept.memory)
-        inside, by_cpu = self._inside_bytes(op), self._by_cpu(step)
+        by_cpu = self._by_cpu(step)
         if own is not None:
             self.saved[op.name, "extra", ()] = own
         elif shared:
@@ -500,7 +501,7 @@ class Walk(Trace):
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
         elif inside and step.has_gradient:
-            self.saved[op.name, "extra", ()] = self._inside_kept(step, share)
+            self.saved[op.name, "extra", ()] = inside
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -6,6 +6,7 @@ The kernel `route` does either in one pass; torch's operators cast, clear and ad
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from meshwright.costmodel.ops.compute import OpTime, dispatched
@@ -13,7 +14,7 @@ from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.ops.local_op import LocalOp
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.experts import EXPERTS_TARGET
-from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.routing import Routing
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.placed.route import travels
@@ -89,7 +90,7 @@ def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTi
     come = tokens_of.come
     tokens, picked, weights = (come * operand.nbytes for operand in op.inputs[:3])
     copies = routing.onward(outer, ranks)
-    width = DTYPE_BYTES[op.dtype]
+    width = op.inputs[0].nbytes / max(1, prod(op.inputs[0].shape))  # not as they are multiplied
     wide = 1.0 if by_kernel else max(width, 4) / width
     trained = [come * x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]
     casts = _casts(tokens, copies, wide)

@@ -46,9 +46,9 @@ CountBusiest = Callable[[Op, Strategy, int, Shape], float]
 """Of an op, its strategy on an axis of so many ranks, and the shape of its first input."""
 Split = Sequence[tuple[Strategy, int]]
 """An op's strategy on each axis of more than one rank, and how many ranks that has."""
-CountPart = Callable[[Op, int, Split, float, str], float]
-"""Of an op, the rows of its first weight, how it is split, the busiest rank's work over the mean
-and the kind of device."""
+CountPart = Callable[[Op, Sequence[Shape], Split, float, str], float]
+"""Of an op, the shapes of its whole operands, how it is split, the busiest rank's work over the
+mean and the kind of device."""
 
 
 @dataclass(frozen=True, slots=True)

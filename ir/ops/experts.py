@@ -186,11 +186,12 @@ def _parts(split: Split) -> int:
     return prod(ranks for place, ranks in placed if isinstance(place, Shard) and place.dim == 0)
 
 
-def _kept(op: Op, experts: int, split: Split, busiest: float, kind: str) -> float:
+def _kept(op: Op, shapes: Sequence[Shape], split: Split, busiest: float, kind: str) -> float:
     """Pairs without an expert here have no rows, but on a GPU that has all experts: nobody waits
     for it to say how many there are (`ir.graph.grouped`)."""
     if kind != "cpu" and _parts(split) == 1:
         return 1.0
+    experts = shapes[3][0]
     return (busiest or 1.0) * experts / (experts + form_of(op).weightless)
 
 

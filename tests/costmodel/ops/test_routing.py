@@ -93,7 +93,9 @@ def _is_row(x: object) -> bool:
 Counts = tuple[int, int, int]
 
 
-def counted(dtype: torch.dtype, kernels: frozenset[str]) -> list[tuple[Counts, Counts]]:
+def counted(
+    dtype: torch.dtype, kernels: frozenset[str], autocast: bool = False
+) -> list[tuple[Counts, Counts]]:
     """Per rank, of forward and backward.
 
     One rank after the other in one thread, beside others that send what it sends: operators that
@@ -112,7 +114,7 @@ def counted(dtype: torch.dtype, kernels: frozenset[str]) -> list[tuple[Counts, C
         up = random(EXPERTS // RANKS, 2 * INNER, WIDTH)
         down = random(EXPERTS // RANKS, WIDTH, INNER)
         forward, backward = Counted(), Counted()
-        with forward:
+        with forward, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             made = routed_experts(
                 comm, hidden, PAIRS, weights, axis="ep", experts=(2, 2), gate_up=up, down=down,
                 act="silu",
@@ -125,10 +127,14 @@ def counted(dtype: torch.dtype, kernels: frozenset[str]) -> list[tuple[Counts, C
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_priced_as_it_runs(dtype, by_kernel):
+@pytest.mark.parametrize(
+    ("dtype", "products"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")],
+)
+def test_priced_as_it_runs(dtype, products, by_kernel):
+    """Under autocast, which has others for its products, tokens travel as wide as they are."""
     kernels = frozenset({"route"}) if by_kernel else frozenset[str]()
-    found = alone(counted, getattr(torch, dtype), kernels)
+    found = alone(counted, getattr(torch, dtype), kernels, products != dtype)
     width = getattr(torch, dtype).itemsize
     tokens, picked = (
         LocalInput((len(PAIRS), n), len(PAIRS) * n * size, trained, False)
@@ -136,7 +142,7 @@ def test_priced_as_it_runs(dtype, by_kernel):
     )
     weights = LocalInput((len(PAIRS), 2), len(PAIRS) * 2 * width, True, False)
     op = LocalOp(
-        TARGET, OpClass.MATMUL, dtype, 0.0, (tokens, picked, weights),
+        TARGET, OpClass.MATMUL, products, 0.0, (tokens, picked, weights),
         (tokens.shape,), tokens.nbytes, True,
     )  # fmt: skip
     time = routed(RoutedTokens("experts", op, ALL_PAIRS, RANKS), DEVICE, by_kernel)
