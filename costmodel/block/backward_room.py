@@ -70,8 +70,12 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             if now - freed - less > growing:
                 growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
-            live.comes(made)
+            apart = live.comes(made)
             freed += freed_by[number]
+            if apart:  # the op has run, and what it made is added to what others have, too
+                then = live.nbytes - freed + apart
+                most, growing = max(most, then), max(growing, then - less)
+                adding = max(adding, then + made_of.waiting_bytes)
             if again:  # the op has run, and its gradients are added to those that wait
                 then = live.nbytes - freed + again + made_of.sum_bytes(step)
                 most, growing = max(most, then), max(growing, then - less)
@@ -122,7 +126,8 @@ def split_room(
                 joined, second = True, max(second, beside, before)
                 live.keeps(results)
             live.goes(results, passed)
-            live.comes(made)
+            apart = live.comes(made)
+            first = max(first, live.with_kept_bytes + apart)
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]
@@ -142,6 +147,7 @@ class _Live:
         """Value -> its gradient, named by those that first had it."""
         self._sizes: dict[tuple[str, ...], int] = {}
         self._kept: dict[tuple[str, ...], int] = {}
+        self._entered: frozenset[tuple[str, ...]] = frozenset()
         self.comes(dict(entering))
         self._entered = frozenset(self._sizes)
 
@@ -157,18 +163,27 @@ class _Live:
     def has(self, name: str) -> bool:
         return name in self._of
 
-    def comes(self, made: Mapping[str, int]) -> None:
-        """Values without a gradient get one of so many bytes; to one that is kept nothing is added
-        in place."""
+    def comes(self, made: Mapping[str, int]) -> int:
+        """Values without a gradient get one of so many bytes; to one that somebody else has nothing
+        is added in place. Returns the most bytes that are added then, beside their sum."""
+        apart = 0
         for name, nbytes in made.items():
-            if self._of.get(name, ()) in self._kept:
+            if name in self._of and self._is_of_others(name):
                 del self._of[name]
+                apart = max(apart, nbytes)
             if name not in self._of:
                 key: tuple[str, ...] = (name,)
                 # Terms of a sum still have an earlier one.
                 while key in self._sizes or key in self._kept:
                     key += (name,)
                 self._of[name], self._sizes[key] = key, nbytes
+        return apart
+
+    def _is_of_others(self, name: str) -> bool:
+        key = self._of[name]
+        if key in self._kept or key in self._entered:
+            return True
+        return any([other != name and theirs == key for other, theirs in self._of.items()])
 
     @property
     def kept_bytes(self) -> int:
@@ -335,10 +350,13 @@ def _of_gradients(walk: Walk, ops: Sequence[OpStep]) -> Mapping[str, str]:
     found = dict(walk.facts.roots)
     for step in ops:
         for name in step.op.outputs:
-            if not name or found[name] == name:
+            is_view = step.op_class is OpClass.VIEW
+            if not name or (found[name] == name and not is_view):
                 continue
-            if step.op_class is OpClass.VIEW and _changes_size(step, walk.local.elements):
+            if is_view and _changes_size(step, walk.local.elements):
                 found[name] = name
+            elif found[name] == name:  # its gradient is a view, whether or not it had to copy
+                found[name] = found[step.op.inputs[0]]
             else:
                 root = found[name]
                 found[name] = next(

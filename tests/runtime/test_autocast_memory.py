@@ -197,3 +197,14 @@ def test_gradients_of_narrow_copies_are_there_as_they_are_made(mixture, precisio
     model, data = _Language(_few_tokens(mixture)), (torch.randint(WORDS, (4, 32)),)
     found = told_of_held(model, data, precision, microbatches=microbatches)
     assert found == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_on_their_way_are_there_as_long_as_somebody_has_them(precision, microbatches):
+    """What enters a layer is added to apart, as its caller has it, too; what attention is given
+    goes when that has read it, though its values are reshaped on their way."""
+    torch.manual_seed(0)
+    model, data = _Language(_few_tokens(mixture=False)), (torch.randint(WORDS, (4, 32)),)
+    found = told_of_held(model, data, precision, microbatches=microbatches)
+    assert found == pytest.approx(1.0, abs=0.002)
