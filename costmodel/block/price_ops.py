@@ -432,9 +432,11 @@ class Walk(Trace):
     def _inside_bytes(self, op: Op) -> int:
         draws_again, tensors = self.site.run_as.memory.draws_again, self.facts.graph.tensors
         found = kept_inside_bytes(op, tensors, self.site.device, draws_again)
-        if found and self.facts.casts_inside(op):
-            traced, narrow = tensors[op.inputs[0]].dtype, self.facts.precision.autocast
-            return found * DTYPE_BYTES[narrow] // DTYPE_BYTES[traced]
+        narrows, narrow = facts(op.target).narrows, self.facts.precision.autocast
+        if narrows and found == op.saved_extra_bytes and self.facts.is_narrow(op):
+            width = DTYPE_BYTES[tensors[op.inputs[0]].dtype]
+            follow = narrows(input_shapes(op, self.facts.graph), found, width)
+            found += follow * DTYPE_BYTES[narrow] // width - follow
         if not (found and draws_again and facts(op.target).redrawn):
             return found
         # Masks on CPUs are as wide as what they multiply, which autocast may have made narrower.

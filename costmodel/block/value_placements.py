@@ -113,6 +113,10 @@ class Trace(ABC):
     """All steps so far, in order."""
     narrowed: set[str] = field(default_factory=set)
     """Values that a narrow product has cast."""
+    made: set[str] = field(default_factory=set)
+    """Values that ops have made; others came from outside, where autograd has their leaves."""
+    copied: set[tuple[str, str]] = field(default_factory=set)
+    """Leaves that autocast has a copy of, and its dtype."""
     local: LocalValues = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,6 +164,7 @@ class Trace(ABC):
                     looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
         step = self._step(op, strategies, inputs, outputs)
+        self.made.update(filter(None, op.outputs))
         self.script.append(step)
         self._price(step)
 
@@ -264,11 +269,22 @@ class Trace(ABC):
     def _operand(self, op: Op, name: str, where: Where) -> PricedInput:
         tensor, own = self._tensor(name), self.facts.dtypes[name]
         read = self.facts.read_as(op, name)
+        is_cast = read != own and (name, read) not in self.copied
+        if is_cast and self._is_leaf(name, where):
+            self.copied.add((name, read))
         return PricedInput(
             self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own],
-            read != own or (self.facts.casts_inside(op) and is_float(own)),
+            is_cast or (self.facts.casts_inside(op) and is_float(own)),
             tensor.requires_grad, tensor.kind is Kind.PARAMETER, tensor.channels_last,
         )  # fmt: skip
+
+    def _is_leaf(self, name: str, where: Where) -> bool:
+        """Whether an op reads a leaf of autograd, of which autocast keeps one copy for all that
+        read it (`cached_cast` of torch's autocast_mode.cpp): a float32 parameter that is trained,
+        or what came into the block, where it lies as it came."""
+        if self.facts.dtypes[name] != "float32" or not self._tensor(name).requires_grad:
+            return False
+        return name not in self.made and (name, self._everywhere(where)) not in self.converted
 
     def _backward(self, op: Op, inputs: Sequence[Where]) -> Iterator[tuple[int, int]]:
         """What the op's backward reads besides gradients. What it saves may go by the name of
@@ -295,21 +311,23 @@ class Trace(ABC):
         for name in op.saved:
             dtype = self.facts.read_as(op, name)
             storage, target = self._where_saved(op, name, inputs)
+            is_copy = storage in op.inputs and (storage, dtype) in self.copied
             yield SavedTensor(
-                name, self._saved_key(op, (storage, target), dtype), (storage, target),
+                name, self._saved_key(op, (storage, target), dtype, is_copy), (storage, target),
                 self.local.number(storage, dict(zip(self.site.axes, target, strict=True))),
                 DTYPE_BYTES[dtype],
             )  # fmt: skip
 
-    def _saved_key(self, op: Op, memory: Storage, dtype: str) -> SavedKey | None:
-        """Under autocast every op casts a value again for itself, but for trained parameters, whose
-        copies torch keeps until the forward ends."""
+    def _saved_key(
+        self, op: Op, memory: Storage, dtype: str, is_copy: bool
+    ) -> SavedKey | None:  # fmt: skip
+        """Under autocast every op casts a value again for itself, but for leaves, of which there is
+        one copy."""
         storage, target = memory
         if dtype == self.facts.dtypes[storage]:
             stays = storage in self.facts.prelude_values or self._is_state(storage, target)
             return None if stays else (storage, dtype, target)
-        tensor = self._tensor(storage)
-        if tensor.kind is Kind.PARAMETER and tensor.requires_grad:
+        if is_copy:
             return storage, dtype, target
         return f"{storage} for {op.name}", dtype, ()
 

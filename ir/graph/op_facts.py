@@ -27,6 +27,8 @@ Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 CountKept = Callable[[Sequence[Shape]], int | None]
 """From the shapes of a rank's operands."""
+CountNarrow = Callable[[Sequence[Shape], int, int], int]
+"""From the shapes of whole operands, the bytes that were seen, and the width of a value then."""
 CountBackward = Callable[[Op, Sequence[Shape], int, int, str, bool, bool], tuple[int, int]]
 """From an op, the shapes of a rank's operands, bytes that its forward kept inside, the width of a
 value, the kind of device, and whether a rank has some of its first weight's rows only and whether
@@ -137,6 +139,9 @@ class OpFacts:
     inside: CountInside | None = None
     """Values that it makes and reads inside of each call, forward or backward, and how many of them
     are there at once; without it, none."""
+    narrows: CountNarrow | None = None
+    """Of what a trace saw autograd keep inside of it, bytes that follow autocast's dtype; without
+    it, none."""
     backward_inside: CountBackward | None = None
     """The most bytes that its backward has inside of it at once, beside what the forward kept, the
     gradient that it is given and those that it makes: before it makes those of parameters, and as

@@ -148,6 +148,13 @@ def _kernel_keeps(shapes: Sequence[Shape]) -> int | None:
     return 4 * prod(query[:-1]) + sum(2 * prod(shape) for shape in mask)
 
 
+def _narrows(shapes: Sequence[Shape], found: int, width: int) -> int:
+    """A mask as numbers, of a kernel that keeps a logarithm for each query beside it; products in
+    its place keep all in float32 (`_scaled_dot_product_attention_math`)."""
+    masks = width * sum([prod(shape) for shape in shapes[3:]])
+    return masks if found == 4 * prod(shapes[0][:-1]) + masks else 0
+
+
 def _own_bytes(
     op: Op, shapes: Sequence[Shape], width: int, kind: str
 ) -> tuple[int, int] | None:  # fmt: skip
@@ -214,6 +221,7 @@ FACTS = {
             messages=_messages,
             busiest=_busiest,
             kernel_keeps=_kernel_keeps,
+            narrows=_narrows,
             own_bytes=_own_bytes,
             temporaries=_temporaries,
             forward_inside=_forward_inside,

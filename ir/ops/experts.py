@@ -333,6 +333,7 @@ FACTS = {
         done=_done,
         busiest=_busiest,
         kept=_kept,
+        narrows=lambda shapes, found, width: found,
         backward_inside=_backward_inside,
     )
 }

@@ -22,6 +22,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing import models
 from meshwright.testing.apart_libraries import with_library
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
@@ -208,3 +209,13 @@ def test_gradients_on_their_way_are_there_as_long_as_somebody_has_them(precision
     model, data = _Language(_few_tokens(mixture=False)), (torch.randint(WORDS, (4, 32)),)
     found = told_of_held(model, data, precision, microbatches=microbatches)
     assert found == pytest.approx(1.0, abs=0.002)
+
+
+@pytest.mark.parametrize("name", ["bert_mlm", "t5"])
+def test_what_comes_into_a_block_is_cast_once_for_all_that_read_it(name):
+    """Queries, keys and values of what a layer is given, and of what an encoder has made. A mask
+    is made of narrow numbers; attention by products, whose bias is trained, keeps wide ones."""
+    case = models.CASES[name]
+    model, data = case.model(torch.float32), case.example(case.batch_size, dtype=torch.float32)
+    found = told_of_held(model, data, "bf16-autocast", "adamw")
+    assert found == pytest.approx(1.0, abs=0.004)
