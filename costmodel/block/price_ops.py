@@ -260,6 +260,7 @@ class Walk(Trace):
             step.inputs[0].width,
             local.output_bytes,
             self.site.device.kind,
+            max([given.own_width for given in step.inputs if given.is_param], default=0),
         )
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:

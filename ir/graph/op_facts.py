@@ -66,6 +66,8 @@ class CallPart:
     made_bytes: int
     """Of its results."""
     device_kind: str
+    stored: int = 0
+    """Bytes of a value of its parameters, where autocast has cast them; 0: as the first operand."""
 
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""

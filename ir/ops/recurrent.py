@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Op
 from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.rules import (
     Dims,
@@ -81,25 +81,28 @@ class _Pass:
         """Values of its result."""
         return self.steps * self.samples * self.width
 
-    @property
-    def room_bytes(self) -> int:
-        """Its workspace (`set_workspace_sizes` of oneDNN's `rnn_utils.hpp`, kernels without tiles):
-        gates, what they make of the state, then values of both sides and all steps, of which three
-        have rows that end with a line of the cache and are no multiple of 256 values."""
+    def room_bytes(self, width: int) -> int:
+        """Its workspace, where a value takes so many bytes (`set_workspace_sizes` of oneDNN's
+        `rnn_utils.hpp`, kernels without tiles): gates, what they make of the state, then values of
+        both sides and all steps. Of these, three have rows that end with a line of the cache and
+        are no multiple of 256 values; gradients of states, and cells' states of one side, are as
+        wide as float32."""
         rows, states = self.steps * self.samples, 2 * (self.steps + 1) * self.samples
         widest = max(self.given, self.width)
-        parts = [rows * _row(4 * self.width), rows * _row(self.width)]
-        parts += 3 * [states * _row(widest)] + 2 * [states * self.width]
-        return sum([_up(_FLOAT * part, _PAGE) for part in parts])
+        parts = [width * rows * _row(4 * self.width, width), width * rows * _row(self.width, width)]
+        parts += [width * states * _row(widest, width)]
+        parts += 2 * [_FLOAT * states * _row(widest, _FLOAT)]
+        parts += [each * states * self.width for each in (_FLOAT, width)]
+        return sum([_up(part, _PAGE) for part in parts])
 
 
 def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _row(width: int) -> int:
-    found = _up(width, _LINE // _FLOAT)
-    return found if found % 256 else found + _LINE // _FLOAT
+def _row(values: int, width: int) -> int:
+    found = _up(values, _LINE // width)
+    return found if found % 256 else found + _LINE // width
 
 
 def _passes(op: Op, shapes: Sequence[Shape]) -> Iterator[list[_Pass]]:
@@ -114,10 +117,10 @@ def _passes(op: Op, shapes: Sequence[Shape]) -> Iterator[list[_Pass]]:
 
 
 def _is_onednn(op: Op, shapes: Sequence[Shape], dtype: str) -> bool:
-    """Whether torch calls oneDNN on a CPU (`use_mkldnn` of its RNN.cpp; bfloat16, which few CPUs
-    have there, is taken to be computed as float64 is)."""
+    """Whether torch calls oneDNN on a CPU (`use_mkldnn` of its RNN.cpp; of bfloat16 where the CPU
+    has AVX-512, as those of servers do)."""
     states = [shapes[i][2] for i in slots(op, "hx")]
-    return dtype == "float32" and len(shapes[0]) == 3 and len(set(states)) == 1
+    return dtype in ("float32", "bfloat16") and len(shapes[0]) == 3 and len(set(states)) == 1
 
 
 def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
@@ -125,15 +128,15 @@ def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
     between layers makes (masks and values), and copies of weights that come without biases."""
     if not _is_onednn(op, shapes, dtype):
         return None
-    passes = list(_passes(op, shapes))
+    passes, width = list(_passes(op, shapes)), DTYPE_BYTES[dtype]
     ways = len(passes[0])
     drops = bool(given(op, "dropout") and given(op, "train"))
-    found = prod(shapes[0]) * _FLOAT * bool(given(op, "batch_first"))
+    found = prod(shapes[0]) * width * bool(given(op, "batch_first"))
     if not given(op, "has_biases"):
-        found += sum([prod(shapes[i]) for i in slots(op, "params")]) * _FLOAT
+        found += sum([prod(shapes[i]) for i in slots(op, "params")]) * width
     for number, layer in enumerate(passes):
-        found += sum([one.room_bytes + 2 * one.samples * one.width * _FLOAT for one in layer])
-        made = sum([one.made for one in layer]) * _FLOAT
+        found += sum([one.room_bytes(width) + 2 * one.samples * one.width * width for one in layer])
+        made = sum([one.made for one in layer]) * width
         is_last = number == len(passes) - 1
         # Directions are put side by side, which the next layer reads, and are kept apart, too.
         found += made * (ways > 1) + made * (1 + 2 * drops) * (not is_last)
@@ -198,24 +201,34 @@ def _lstm_temporaries(op: Op, part: CallPart) -> int:
 
 
 def _by_onednn(op: Op, part: CallPart) -> bool:
-    return part.device_kind == "cpu" and part.width == _FLOAT
+    return part.device_kind == "cpu" and part.width <= _FLOAT
 
 
 def _onednn_temporaries(op: Op, part: CallPart) -> int:
     """Layers and directions run backwards one by one: the gradient of what one reads is there
     beside what those before it have kept, and none yet of their weights or of what the first
-    reads."""
+    reads. Narrow ones are made in float32, all of one direction, and cast one by one."""
     layers = list(_passes(op, part.shapes))
     passes = [one for layer in layers for one in layer]
     weights = [prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")]
     each, read = len(weights) // len(passes), prod(part.shapes[0])
-    found = -(sum(weights) + read) * _FLOAT
+    stored = part.stored or part.width
+    found = -(stored * sum(weights) + part.width * read)
     for number, one in enumerate(passes):
         made = 0
         if number >= len(layers[0]):
             made = one.steps * one.samples * one.given - read * part.wanted[0]
-        gone = sum([later.room_bytes for later in passes[number + 1 :]])
-        found = max(found, _FLOAT * (made - sum(weights[: each * number])) - gone)
+        gone = sum([later.room_bytes(part.width) for later in passes[number + 1 :]])
+        # Those of weights that autocast has cast are cast back when all have run.
+        to_come = stored * sum(weights) - part.width * sum(weights[each * number :])
+        found = max(found, part.width * made - to_come - gone)
+        if part.width < _FLOAT:
+            reads = number >= len(layers[0]) or part.wanted[0]
+            own = [one.steps * one.samples * one.given * reads]
+            own += weights[each * number : each * (number + 1)]
+            casts = [values - sum(own[:i]) for i, values in enumerate(own)]
+            to_come += part.width * (sum(own[1:]) + read * part.wanted[0])
+            found = max(found, _FLOAT * sum(own) + part.width * max(casts) - to_come - gone)
     return found
 
 

@@ -237,6 +237,18 @@ def test_what_cells_of_each_step_hold_is_predicted(name: str) -> None:
     assert told_of_held(model, (data,), precision) == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU steps through such LSTMs"
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
+@pytest.mark.parametrize("name", [name for name, (kind, *_) in CELLS.items() if kind is nn.LSTM])
+def test_what_lstms_of_onednn_hold_is_predicted(name: str, precision: str) -> None:
+    kind, given, samples = CELLS[name]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    assert found == pytest.approx(1.0, abs=0.01)
+
+
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
     _check(_Reads())
 
