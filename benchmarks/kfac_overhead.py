@@ -32,7 +32,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.disturbance import pace_s
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import rehash
@@ -41,6 +40,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.measure_local import measure_local
+from meshwright.running.disturbance import pace_s
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import run_ranks
 

@@ -22,13 +22,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.disturbance import mark, others_share
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.measure_local import measure_local
+from meshwright.running.disturbance import mark, others_share
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import run_ranks
 

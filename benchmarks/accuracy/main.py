@@ -33,7 +33,6 @@ from benchmarks.accuracy.models import SUBJECTS
 from benchmarks.accuracy.plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan_of
 from benchmarks.accuracy.predict import predicted
 from benchmarks.accuracy.report import report
-from benchmarks.disturbance import pace_s
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -43,6 +42,7 @@ from meshwright.ir.profile.profile_store import load_profile
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile as measure_profile
+from meshwright.running.disturbance import pace_s
 from meshwright.runtime.job.machine import machine
 
 OF_A_MODEL = ("profile", "predict", "measure")

@@ -28,11 +28,11 @@ from torch import nn
 
 from benchmarks.accuracy.data import KINDS, Measured
 from benchmarks.accuracy.models import Subject
-from benchmarks.disturbance import FixedWork, mark, others_share
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS, Action
+from meshwright.running.disturbance import FixedWork, mark, others_share
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.record import Collected, StepRecord
 from meshwright.runtime.record.resident import resident_bytes

@@ -12,9 +12,9 @@ from statistics import mean, median, stdev
 
 from benchmarks.accuracy.measure import Effort, Trial, run_plan
 from benchmarks.accuracy.models import Subject
-from benchmarks.disturbance import pace_s
 from benchmarks.fastest.plans import Entrant
 from meshwright.ir.graph.graph import Graph
+from meshwright.running.disturbance import pace_s
 
 HEAT = Effort(warmup=2, steps=2, tracked=False)
 FINAL = Effort(warmup=2, steps=5, tracked=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.measure import paces_of_steps
-from benchmarks.disturbance import FixedWork, Mark, mark, others_share, pace_s
 from benchmarks.fastest.plans import Entrant, entrants, read, write
 from benchmarks.fastest.report import Contest, report
 from benchmarks.fastest.run import MOST, Ran, in_front, measured_s, next_up, noise, undecided
@@ -16,6 +15,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.verify import verify
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.found import executed
+from meshwright.running.disturbance import FixedWork, Mark, mark, others_share, pace_s
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
 from tests.traces import zoo_graph

@@ -62,8 +62,8 @@ class FixedWork:
 
 
 def pace_s() -> float:
-    """Seconds of the fixed work, now, while every core has some."""
-    return max(run_ranks(psutil.cpu_count() or 1, _pace_s))
+    """Returns seconds of the fixed work, now, while every core has some."""
+    return float(max(run_ranks(psutil.cpu_count() or 1, _pace_s)))
 
 
 def _pace_s() -> float:
@@ -77,6 +77,7 @@ def _pace_s() -> float:
 
 
 def mark() -> Mark:
+    """Returns where the clocks stand now."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -85,7 +86,7 @@ def mark() -> Mark:
 
 
 def others_share(before: Mark, after: Mark) -> float:
-    """Share of the machine that others used in between; children must have ended."""
+    """Returns the share of the machine that others used in between; children must have ended."""
     cores = psutil.cpu_count() or 1
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     share = others_s / (cores * max(after.at_s - before.at_s, 1e-9))
