@@ -78,7 +78,7 @@ class Meanwhile:
 
     def __str__(self) -> str:
         times = f"fixed work takes {self.pace:.2f} times as long as then"
-        return f"{times}, and others used {self.others:.0%} of it"
+        return f"{times}, and others used {self.others:.0%} of its cores"
 
 
 def build_model() -> "nn.Module":

@@ -126,8 +126,8 @@ def split_room(
                 joined, second = True, max(second, beside, before)
                 live.keeps(results)
             live.goes(results, passed)
-            apart = live.comes(made)
-            first = max(first, live.with_kept_bytes + apart)
+            if apart := live.comes(made):
+                first = max(first, live.with_kept_bytes + apart)
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]

@@ -261,6 +261,7 @@ class Walk(Trace):
             local.output_bytes,
             self.site.device.kind,
             max([given.own_width for given in step.inputs if given.is_param], default=0),
+            step.dtype,
         )
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:

@@ -68,6 +68,8 @@ class CallPart:
     device_kind: str
     stored: int = 0
     """Bytes of a value of its parameters, where autocast has cast them; 0: as the first operand."""
+    dtype: str = ""
+    """In which it computes, where its kernels depend on that."""
 
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""

@@ -62,6 +62,8 @@ def _cell_flops(args: Args, of: ShapeOf, out: Shape) -> int:
 
 _PAGE, _LINE = 4096, 64
 _LSTM_GATES = 4
+_ONEDNN = frozenset({"float32", "bfloat16"})
+"""What oneDNN's LSTMs are called for; float16 needs a CPU that few have."""
 _FLOAT = 4
 """Bytes; of oneDNN's rooms, of the lines of a processor's cache, and of a value in float32."""
 
@@ -120,7 +122,7 @@ def _is_onednn(op: Op, shapes: Sequence[Shape], dtype: str) -> bool:
     """Whether torch calls oneDNN on a CPU (`use_mkldnn` of its RNN.cpp; of bfloat16 where the CPU
     has AVX-512, as those of servers do)."""
     states = [shapes[i][2] for i in slots(op, "hx")]
-    return dtype in ("float32", "bfloat16") and len(shapes[0]) == 3 and len(set(states)) == 1
+    return dtype in _ONEDNN and len(shapes[0]) == 3 and len(set(states)) == 1
 
 
 def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
@@ -201,7 +203,7 @@ def _lstm_temporaries(op: Op, part: CallPart) -> int:
 
 
 def _by_onednn(op: Op, part: CallPart) -> bool:
-    return part.device_kind == "cpu" and part.width <= _FLOAT
+    return part.device_kind == "cpu" and part.dtype in _ONEDNN
 
 
 def _onednn_temporaries(op: Op, part: CallPart) -> int:
