@@ -13,6 +13,7 @@ from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.block.layer_profile import layer_timer
 from meshwright.costmodel.block.price_ops import GraphFacts
 from meshwright.costmodel.comm.comm import Levels, group_levels, used_by
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.elsewhere import as_elsewhere
 from meshwright.costmodel.fit.calibrated import calibrated
 from meshwright.costmodel.memory.waiting import last_readers, waiting_bytes
@@ -96,7 +97,10 @@ class CostTables:
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
-        self.blocks = BlockCosts(self.facts, devices, timer, profile, self.run_as)
+        self.blocks = BlockCosts(
+            self.facts, devices, timer, profile, self.run_as,
+            shares_cores=slowdown(self.cluster) > 1.0,
+        )  # fmt: skip
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._preludes: dict[object, PreludeCost] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}

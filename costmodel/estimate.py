@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.costmodel.comm.comm import Levels, collective_band, collective_time
+from meshwright.costmodel.cores import slowdown, step_cores
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.explain.breakdown import Bands, breakdown, error_band
 from meshwright.costmodel.memory.rank_memory import rank_memories
@@ -29,9 +30,7 @@ from meshwright.costmodel.stage.late import lagging_s, unhidden_s
 from meshwright.costmodel.stage.placement import (
     StageCosts,
     axis_ranks,
-    slowdown,
     stage_costs,
-    step_cores,
     tied_between,
 )
 from meshwright.costmodel.stage.program import Overlap, talk

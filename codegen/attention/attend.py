@@ -129,11 +129,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Parti
     return PartialAttention(out, total)
 
 
-def merged(one: PartialAttention, other: PartialAttention) -> PartialAttention:
-    """Attention to the keys of both."""
-    total = torch.logaddexp(one.total, other.total)
-    weights = [(part.total - _finite(total)).exp() for part in (one, other)]
-    return PartialAttention(one.out * weights[0] + other.out * weights[1], total)
+def add_part(whole: PartialAttention, part: PartialAttention) -> None:
+    """Makes `whole` the attention to the keys of both, in its place and in one pass over it."""
+    share = torch.sigmoid(part.total - whole.total)
+    # A query that sees none of the keys of either has -inf twice, and no share.
+    whole.out.lerp_(part.out, share.nan_to_num_(0.0))
+    torch.logaddexp(whole.total, part.total, out=whole.total)
 
 
 def _finite(total: Tensor) -> Tensor:

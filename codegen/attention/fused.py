@@ -69,9 +69,12 @@ def _copies(x: Tensor, count: int, causal: bool) -> Tensor:
 
 
 def _as_wide(x: Tensor, width: int) -> Tensor:
-    """Rows of so many elements beside each other, zeros behind the last of x's."""
+    """Rows of so many elements, zeros behind the last of x's; elements of a row lie side by side,
+    rows wherever they are."""
     more = width - x.shape[-1]
-    return pad(x, [0, more]) if more else x.contiguous()
+    if more:
+        return pad(x, [0, more])
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _narrow(x: Tensor, width: int) -> Tensor:

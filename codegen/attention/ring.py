@@ -17,12 +17,12 @@ from meshwright.codegen.attention.attend import (
     AttentionStats,
     Gradients,
     PartialAttention,
+    add_part,
     as_autocast,
     attend,
     attend_backward,
     grouped,
     grouped_mask,
-    merged,
     wide,
 )
 from meshwright.codegen.attention.ring_ownership import Ring, Share
@@ -58,14 +58,20 @@ class _Attention(torch.autograd.Function):
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring
 ) -> PartialAttention:
-    found = _nothing(wide(query), value)
+    found = _nothing(query, value)
+    begun: list[range] = []
     for step, its_key, its_value in ring.rounds(key, value):
         for rows, columns, visible in ring.pieces(ring.owner(step), mask):
             keys, values = its_key[..., columns, :], its_value[..., columns, :]
             part = attend(query[..., rows, :], keys, values, visible)
-            both = merged(PartialAttention(*(x[..., rows, :] for x in found)), part)
-            for whole, new in zip(found, both, strict=True):
-                whole[..., rows, :] = new
+            here = PartialAttention(*(x[..., rows, :] for x in found))
+            its = range(*rows.indices(query.shape[-2]))
+            if any(its.start < old.stop and old.start < its.stop for old in begun):
+                add_part(here, part)
+            else:  # these queries have found nothing yet
+                begun.append(its)
+                for whole, new in zip(here, part, strict=True):
+                    whole.copy_(new)
     return found
 
 
@@ -90,10 +96,10 @@ class _Backward:
             if step == 0:
                 own = packed
                 continue
-            travelling = packed + arrive() if arrive else packed
+            travelling = packed.add_(arrive()) if arrive else packed
             arrive = ring.comm.shift(travelling, ring.axis, (ring.numel(ring.owner(step + 1)),))
         if arrive:
-            own = own + arrive()
+            own.add_(arrive())
         return Gradients(to_query, *ring.parts(own, ring.rank), to_mask)
 
     def _add(
@@ -101,16 +107,18 @@ class _Backward:
     ) -> Tensor:
         """The gradients of an owner's keys and values; those of queries and mask are added up."""
         ring, known = self.ring, self.known
-        to_key, to_value = (torch.zeros_like(wide(x)) for x in (key, value))
+        packed = wide(key.new_empty(0)).new_zeros(ring.numel(owner))
+        to_key, to_value = ring.parts(packed, owner)
         for rows, columns, visible in ring.pieces(owner, self.mask):
+            # `x[...] += y` would copy the sum onto itself.
             found = attend_backward(
                 self.query[..., rows, :], key[..., columns, :], value[..., columns, :], visible,
                 AttentionStats(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
                 self.wants_mask,
             )  # fmt: skip
-            to_query[..., rows, :] += found.query
-            to_key[..., columns, :] += found.key
-            to_value[..., columns, :] += found.value
+            to_query[..., rows, :].add_(found.query)
+            to_key[..., columns, :].add_(found.key)
+            to_value[..., columns, :].add_(found.value)
             if to_mask is not None and found.mask is not None:
                 places = ring.columns(to_mask, owner)
                 widths = [place.shape[-1] for place in places]
@@ -118,13 +126,14 @@ class _Backward:
                     places, torch.split_with_sizes(found.mask, widths, -1), strict=True
                 ):
                     place += part
-        return torch.cat([to_key.reshape(-1), to_value.reshape(-1)])
+        return packed
 
 
 def _nothing(query: Tensor, value: Tensor) -> PartialAttention:
     """What queries that see no keys find."""
-    out = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    return PartialAttention(out, query.new_full((*query.shape[:-1], 1), -torch.inf))
+    like = wide(query.new_empty(0))
+    out = like.new_zeros(*query.shape[:-1], value.shape[-1])
+    return PartialAttention(out, like.new_full((*query.shape[:-1], 1), -torch.inf))
 
 
 def ring_attention(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
@@ -91,17 +92,25 @@ class Ring:
             yield VisiblePair(slice(None), slice(None), Visible(self.scale, mine))
 
     def _up_to_own_place(self, owner: int) -> Iterator[VisiblePair]:
-        """Run by run of queries: the keys that all of them see, and a run that some of them do."""
+        """Keys that all of some queries see, runs of queries that see the same ones together; and
+        of each run of queries the keys that some of them see."""
         rows, keys = self.queries.sizes[self.rank], self.keys.sizes[owner]
-        for i, place in enumerate(self.queries.starts(self.rank)):
-            here = slice(i * rows, (i + 1) * rows)
-            first = [place - start for start in self.keys.starts(owner)]
-            past = sum(at >= keys - 1 for at in first)
-            if past:
-                yield VisiblePair(here, slice(0, past * keys), Visible(self.scale))
-            for j, at in enumerate(first[past:], past):
+        first = [
+            [place - start for start in self.keys.starts(owner)]
+            for place in self.queries.starts(self.rank)
+        ]
+        past = [sum(at >= keys - 1 for at in its) for its in first]
+        begin = 0
+        for count, alike in groupby(past):
+            end = begin + len(list(alike))
+            if count:
+                here, there = slice(begin * rows, end * rows), slice(0, count * keys)
+                yield VisiblePair(here, there, Visible(self.scale))
+            begin = end
+        for i, its in enumerate(first):
+            for j, at in enumerate(its[past[i] :], past[i]):
                 if at + rows > 0:
-                    there = slice(j * keys, (j + 1) * keys)
+                    here, there = (slice(n * k, (n + 1) * k) for n, k in ((i, rows), (j, keys)))
                     yield VisiblePair(here, there, Visible(self.scale, first=at))
 
     def rounds(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -102,7 +102,7 @@ class _FetchKeys(torch.autograd.Function):
             at = 0
             for span in (s for run in border.pieces(me, taker) for s in run):
                 length = span[1] - span[0]
-                made[..., border.local(span), :] += part[..., at : at + length, :]
+                made[..., border.local(span), :].add_(part[..., at : at + length, :])
                 at += length
         return made, None
 

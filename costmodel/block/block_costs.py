@@ -136,8 +136,10 @@ class BlockCosts:
         timer: OpTimer | None = None,
         profile: Profile | None = None,
         run_as: Style = USUAL,
+        *,
+        shares_cores: bool = False,
     ) -> None:
-        self._run_as = run_as
+        self._run_as, self._shares_cores = run_as, shares_cores
         self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
@@ -372,6 +374,7 @@ class BlockCosts:
             device=self._devices[spot.device],
             levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
             run_as=self._run_as,
+            shares_cores=self._shares_cores,
             own_levels=spot.own_levels,
         )
 

@@ -158,8 +158,7 @@ def slowing(walk: Walk, *moves: PricedMove) -> Overlap:
     slowdowns = [
         level.link.slowdowns(move.nbytes) for move in moves for level in walk.site.levels[move.axis]
     ]
-    compute, comm = zip((1.0, 1.0), *slowdowns, strict=True)
-    return Overlap(max(compute), max(comm))
+    return Overlap.worst(slowdowns)
 
 
 # Halves.

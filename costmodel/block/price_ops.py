@@ -12,7 +12,13 @@ from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.ops.compute import OpTime, gradient_sum, kept_inside_bytes, op_time
+from meshwright.costmodel.ops.compute import (
+    OpTime,
+    gradient_sum,
+    kept_inside_bytes,
+    moving,
+    op_time,
+)
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
@@ -30,7 +36,7 @@ from meshwright.costmodel.ops.routing import (
 )
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
-from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
+from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_apart
 from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.rules import input_shapes
@@ -362,6 +368,9 @@ class Walk(Trace):
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
+            passes = inner_passes(op, strategy, ranks, inputs, outputs)
+            if passes and self.site.run_as is USUAL:
+                self._compute(moving(passes, local.differentiable, self.site.device))
             for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
                 key = op.name, self.facts.roots[op.inputs[i]]
                 self.apart[key] = max(nbytes, self.apart.get(key, 0))

@@ -7,6 +7,7 @@ from meshwright.costmodel.block.clock import BlockSums
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import collective_band
 from meshwright.costmodel.ops.compute import OpTime
+from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.op_messages import Inner, Leg
 
@@ -68,7 +69,14 @@ class InnerSent(NamedTuple):
         times = [(site.inner_s(m, self.axis, self.outside), m.beside) for m in messages]
         beside = sum(seconds for seconds, is_beside in times if is_beside)
         alone = sum(seconds for seconds, is_beside in times if not is_beside)
-        return alone + max(0.0, beside - computing_s)
+        if not beside or site.shares_cores:
+            return alone + beside
+        # It computes on what it has, then on what came: nothing comes beside the last part.
+        ranks = site.axes[self.axis].size
+        besides_s = computing_s * (ranks - 1) / ranks
+        slower = Overlap.worst([x.link.slowdowns(self.nbytes) for x in site.levels[self.axis]])
+        steps = [Step(Do.START, beside, 0, ""), run(besides_s, ""), Step(Do.WAIT, 0.0, 0, "")]
+        return alone + play(steps, IDLE, slower)[0] - besides_s
 
 
 def _communicate(

@@ -27,6 +27,8 @@ class StageSite:
     """Tiers of the rank's group on each axis."""
     run_as: Style = USUAL
     """The stack that runs it."""
+    shares_cores: bool = False
+    """Whether processes do: what sends a message takes them from computing beside it."""
     own_levels: Levels | None = None
     """Of dp, those within a replica, where replicas train alone; None: they do not."""
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from math import ceil
 
 from meshwright.costmodel.comm.volume import replica_sends
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.late import late_of, unhidden_s
-from meshwright.costmodel.stage.placement import slowdown
 from meshwright.costmodel.stage.program import IDLE, play
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync

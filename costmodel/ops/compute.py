@@ -26,6 +26,7 @@ from meshwright.costmodel.ops.made_of import calls_of
 from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op, Tensor
+from meshwright.ir.layout.op_messages import Passes
 from meshwright.ir.ops import facts
 
 _VIEW_OVERHEAD = 0.4
@@ -181,6 +182,16 @@ def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     seconds = curve.floor_s + memory_s(3 * nbytes, curve, device)
     return dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
+
+
+def moving(passes: Passes, differentiable: bool, device: DeviceType) -> OpTime:
+    """What an op that is split moves in memory around its messages."""
+    curve, back = curve_of(OpClass.ELEMENTWISE, device), float(differentiable)
+    seconds = [
+        memory_s(nbytes, curve, device) for nbytes in (passes.forward_bytes, passes.backward_bytes)
+    ]
+    time = OpTime(seconds[0], seconds[1] * back, 0.0, curve.source, curve.band)
+    return dispatched(time, device, passes.forward_calls, passes.backward_calls * back, 0)
 
 
 def rows_left_out_s(nbytes: int, made: float, device: DeviceType) -> float:

@@ -4,9 +4,10 @@ a pair hides."""
 from collections.abc import Sequence
 
 from meshwright.costmodel.block.paired import Course, CoursePart, between, hidden_s
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.simulate.simulate import HiddenTogether
-from meshwright.costmodel.stage.placement import StageCosts, slowdown
+from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.schedule import Schedule
 

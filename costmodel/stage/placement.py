@@ -9,12 +9,12 @@ from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.block.paired import Cut
 from meshwright.costmodel.comm.borders import Passage, border, borders, handed_bytes, passage
 from meshwright.costmodel.comm.comm import collective_time
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.stage.replica_lines import ReplicaLines, lines_in
 from meshwright.forms.sync import exchange_of
-from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, HostShare
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
@@ -56,18 +56,6 @@ class StageCosts:
     """Whether one steps the optimizer, and scales gradients as it reads them."""
     host: HostShare | None = None
     """What the device has of its host; None: it is its host."""
-
-
-def slowdown(cluster: Cluster) -> float:
-    """Times by which a process is slower when all work at once; above 1 where cores are shared."""
-    return max((max(1.0, len(n.devices) / n.cores) for n in cluster.nodes if n.cores), default=1.0)
-
-
-def step_cores(cluster: Cluster) -> float:
-    """Processes that can run at full speed at once; infinite where devices share nothing."""
-    if slowdown(cluster) == 1.0:
-        return float("inf")
-    return float(sum(node.cores or len(node.devices) for node in cluster.nodes))
 
 
 def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ the computation. `play` takes the time of one action whose rank shares its cores
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -96,6 +96,12 @@ class Overlap:
 
     compute: float = 1.0
     channel: float = 1.0
+
+    @classmethod
+    def worst(cls, slowdowns: Iterable[tuple[float, float]]) -> "Overlap":
+        """Of several links (`Link.slowdowns`)."""
+        compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
+        return cls(max(compute), max(channel))
 
 
 NO_SLOWDOWN = Overlap()

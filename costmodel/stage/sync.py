@@ -77,9 +77,7 @@ class Sync:
         levels = [
             level for group in self.groups for level in group.lines.levels(group.exchange.axis)
         ]
-        slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
-        compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
-        return Overlap(max(compute), max(channel))
+        return Overlap.worst([level.link.slowdowns(self._message_bytes) for level in levels])
 
     @property
     def _message_bytes(self) -> float:

@@ -2,7 +2,7 @@
 
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import Inner, Operands
+from meshwright.ir.layout.op_messages import Inner, Operands, Passes
 from meshwright.ir.ops import facts
 
 
@@ -17,6 +17,16 @@ def inner_traffic(
     find = facts(op.target).messages
     split = any(isinstance(p, Shard) for p in strategy.inputs)
     return find(op, strategy, ranks, inputs, outputs) if find and split and ranks > 1 else ()
+
+
+def inner_passes(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> Passes | None:
+    """What our runtime moves in memory around the messages of an op that sends some."""
+    find = facts(op.target).passes
+    if find is None or not inner_traffic(op, strategy, ranks, inputs, outputs):
+        return None
+    return find(op, strategy, ranks, inputs, outputs)
 
 
 def kept_apart(

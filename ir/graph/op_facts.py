@@ -13,7 +13,7 @@ from meshwright.ir.graph.graph import Arg, Graph, Op
 from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import Rule
 from meshwright.ir.layout.layout import Strategy
-from meshwright.ir.layout.op_messages import FindCopies, FindMessages
+from meshwright.ir.layout.op_messages import FindCopies, FindMessages, FindPasses
 
 Args = Mapping[str, Arg]
 Shape = tuple[int, ...]
@@ -168,6 +168,8 @@ class OpFacts:
     most that it has at once beside these; None for a call that is computed as torch does."""
     messages: FindMessages | None = None
     """What ranks that have parts of its operands send each other inside of it."""
+    passes: FindPasses | None = None
+    """Where it sends messages: what our runtime moves in memory for them, on a rank."""
     copies: FindCopies | None = None
     """Where it sends messages: inputs of which its backward keeps a copy of its own, and its bytes
     on the busiest rank."""

@@ -66,6 +66,20 @@ class Inner:
     """Whether rows of tokens go out, or come home; other work can be beside that."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What an op that is split does beside computing and sending, on the busiest rank: messages are
+    packed, and what comes of each is put together with the rest."""
+
+    forward_bytes: int
+    """Read and written."""
+    backward_bytes: int
+    forward_calls: int
+    """Operators of torch that do it."""
+    backward_calls: int
+
+
 Operands = Sequence[LocalOperand]
 FindMessages = Callable[[Op, Strategy, int, Operands, Operands], tuple[Inner, ...]]
+FindPasses = Callable[[Op, Strategy, int, Operands, Operands], Passes | None]
 FindCopies = Callable[[Op, Strategy, int, Operands, Operands], dict[int, int]]

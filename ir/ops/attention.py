@@ -22,7 +22,7 @@ from meshwright.ir.graph.rules import (
     slot,
 )
 from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
+from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands, Passes
 from meshwright.ir.random.chances import LEAST_WIDTH, MOST_WIDTH, room_bytes
 
 
@@ -192,7 +192,8 @@ def _forward_inside(op: Op, part: CallPart) -> int:
 def _messages(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
-    """Ring attention: keys and values go round, and in backward their gradients after them."""
+    """Ring attention: keys and values go round, and in backward their gradients after them, the
+    last of which nothing is computed beside."""
     key, value = inputs[1:3]
     if not _goes_round(strategy, len(key.shape)):
         return ()
@@ -202,11 +203,49 @@ def _messages(
     nbytes = (key.nbytes + value.nbytes) // length * part
     item = key.nbytes // max(prod(key.shape), 1)
     gradients = nbytes * max(item, 4) // item
-    return (
+    found = (
         Inner(SHIFT, nbytes, ranks - 1, backward=False, beside=True),
         Inner(SHIFT, nbytes, ranks - 1, backward=True, beside=True),
-        Inner(SHIFT, gradients, ranks - 1, backward=True, beside=True),
+        Inner(SHIFT, gradients, ranks - 2, backward=True, beside=True),
+        Inner(SHIFT, gradients, 1, backward=True),
     )
+    return tuple(message for message in found if message.times)
+
+
+def _passes(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> Passes | None:
+    """Of ring attention, counted in `codegen/attention/ring.py`: sums are as wide as float32."""
+    query, key, value = inputs[:3]
+    if not _goes_round(strategy, len(key.shape)):
+        return None
+    keys, results, queries = (
+        sum(prod(x.shape) for x in some) / ranks for some in ((key, value), outputs, (query,))
+    )
+    item = key.nbytes // max(prod(key.shape), 1)
+    wide = max(item, 4)
+    casts = 0 if item == wide else item + wide
+    causal = given(op, "is_causal")
+    placed = strategy.inputs[0]
+    sections = placed.outer if isinstance(placed, Shard) else 1
+    # In zigzag one half of the runs meets what a rank of before has, or all of them one half of it.
+    later = 0.75 if causal and isinstance(placed, Shard) and placed.zigzag else 1.0
+    own = (sections + 1) / 2 if causal else 1.0
+    parts = own + later * (ranks - 1)
+    pieces = (2 * sections - 1 if causal else 1) + ranks - 1
+    together = 2 * item * keys
+    forward = together + 3 * wide * results  # zeros, and the first part in their place
+    forward += results * (3 * wide * (parts - 1) + casts * (parts + 1))
+    totals = sum(prod(x.shape[:-1]) for x in outputs) / ranks  # one of each row
+    forward += totals * wide * (12 * (parts - 1) + 3)
+    heads = [prod(x.shape[:-2]) for x in (query, key)]
+    if causal and heads[0] > heads[1]:  # a head of keys for each of queries
+        copied = item * keys * (1 + heads[0] / heads[1])
+        forward += copied
+        together += 2 * copied
+    backward = together + wide * (queries + ranks * keys) + 3 * wide * (ranks - 1) * keys
+    backward += (queries + keys) * (3 * wide * parts + casts * (parts + 1))
+    return Passes(round(forward), round(backward), 4 + 8 * pieces, 4 + 6 * pieces + 2 * ranks)
 
 
 _ATTENTION = OpFacts(op_class=OpClass.ATTENTION)
@@ -219,6 +258,7 @@ FACTS = {
             flops=_flops,
             form=then(_dropped, _round),
             messages=_messages,
+            passes=_passes,
             busiest=_busiest,
             kernel_keeps=_kernel_keeps,
             narrows=_narrows,

@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.stage.placement import step_cores
+from meshwright.costmodel.cores import step_cores
 from meshwright.planner.across.choice_space import DeviceGroup, stage_on
 from meshwright.planner.across.partition import (
     Pipeline,

@@ -23,7 +23,7 @@ from meshwright.planner.across.model_space import (
 )
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.decisions.samples import may_own_samples
-from meshwright.planner.inside.variants import own_variants, sample_ranks_of
+from meshwright.planner.inside.variants import fast_variants, own_variants, sample_ranks_of
 from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
 
@@ -175,9 +175,13 @@ def _apart(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
 
 
 def _of(problem: Problem, mesh: ModelMesh) -> Iterator[MeshVariant]:
-    plain = problem.tables.run_as.variants or VARIANTS
-    one = all(axis == "tp" for axis, _ in mesh)
-    for name in ("",) if not mesh else plain if one else VARIANTS[1:2]:
+    names: Sequence[str] = problem.tables.run_as.variants or VARIANTS
+    if not mesh:
+        names = ("",)
+    elif any(axis != "tp" for axis, _ in mesh):
+        fast = fast_variants(mesh, problem.batch, problem.cluster.num_devices)
+        names = fast if len(mesh) == 1 else fast[:1]
+    for name in names:
         yield MeshVariant(mesh, name)
     yield from _apart(problem, mesh)
 

@@ -10,9 +10,9 @@ import numpy as np
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.borders import part_bytes
 from meshwright.costmodel.comm.comm import send_time
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.overheads import Overheads, overheads_of
-from meshwright.costmodel.stage.placement import slowdown
 from meshwright.forms.retention import AGAIN, KEEP
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.graph.graph import Block

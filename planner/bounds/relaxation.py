@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.costmodel.cores import step_cores
 from meshwright.costmodel.cost_cache import BlockSpot
-from meshwright.costmodel.stage.placement import step_cores
 from meshwright.forms.exchange_rows import Kind
 from meshwright.ir.deadline import check_time
 from meshwright.planner.across.block_ways import (

@@ -11,6 +11,7 @@ from math import prod
 
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.comm.comm import collective_time
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.compute import op_time
@@ -38,6 +39,10 @@ class AxisPrices:
 
     site: StageSite
     axis: str
+
+    @property
+    def hides(self) -> bool:
+        return not self.site.shares_cores
 
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         return self.site.primitive_s(primitive, nbytes, self.axis)
@@ -171,6 +176,7 @@ def _site(tables: CostTables, model: ModelMesh) -> StageSite:
         coordinates=dict.fromkeys(names, 0),
         device=tables.cluster.device(0),
         levels=dict(zip(names, levels, strict=True)),
+        shares_cores=slowdown(tables.cluster) > 1.0,
     )
 
 

@@ -4,7 +4,7 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.inner_traffic import inner_traffic
+from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, LocalOperand
@@ -12,7 +12,7 @@ from meshwright.planner.inside.prices import Prices
 
 
 class Inside(NamedTuple):
-    """Seconds of messages inside an op, forward and backward."""
+    """Seconds of messages inside an op, forward and backward, and of moving for them in memory."""
 
     beside: float
     """While it computes."""
@@ -35,9 +35,12 @@ def inside_s(
     seconds = [0.0, 0.0]
     for message in messages:
         if trains or not message.backward:
-            seconds[message.beside] += _message_s(
+            seconds[message.beside and prices.hides] += _message_s(
                 message, samples / graph.batch_size, ranks, prices
             )
+    if passes := inner_passes(op, strategy, ranks, inputs, outputs):
+        moved = passes.forward_bytes + passes.backward_bytes * trains
+        seconds[False] += prices.op_s(0.0, moved * samples / graph.batch_size)
     return Inside(beside=seconds[True], alone=seconds[False])
 
 

@@ -9,6 +9,10 @@ from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 class Prices(Protocol):
     """Seconds. Bytes and flops are those of the whole op or value, not of one rank's part."""
 
+    @property
+    def hides(self) -> bool:
+        """Whether a message travels beside computing, and slows none of it."""
+
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         """One conversion primitive on a value of `nbytes` over `ranks`."""
 
@@ -38,6 +42,10 @@ class AlphaBeta:
     """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update,
     and that saving memory is what tp is for."""
 
+    @property
+    def hides(self) -> bool:
+        return True
+
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         if primitive is Primitive.IDENTITY:
             return 0.0
@@ -60,6 +68,10 @@ class AlphaBeta:
 class DataPrices:
     """Prices of the dp axis: communication inside a block couples the samples, so it is avoided at
     any price. A sum can still be taken over all micro-batches; other communication cannot."""
+
+    @property
+    def hides(self) -> bool:
+        return True
 
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         if primitive is Primitive.ALL_REDUCE:

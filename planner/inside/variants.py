@@ -51,6 +51,19 @@ def own_variants(model: ModelMesh, batch_size: int) -> tuple[str, ...]:
     return tuple(OWN) if ranks > 1 and batch_size % ranks == 0 else ()
 
 
+def fast_variants(model: ModelMesh, batch_size: int, devices: int) -> tuple[str, ...]:
+    """Returns the variants of least time: for a sample at once, where each message weighs most, and
+    for as many as a rank can have."""
+    most = most_samples(model, batch_size, devices)
+    return ("fast", f"fast{most}") if most > 1 else ("fast",)
+
+
+def most_samples(model: ModelMesh, batch_size: int, devices: int) -> int:
+    """Returns how many samples a rank has when the whole batch is one micro-batch."""
+    share = batch_size * prod(n for _, n in model) // devices
+    return max(1, min(share, LARGEST_SAMPLES, batch_size))
+
+
 @dataclass(frozen=True, slots=True)
 class FoundVariant:
     """A way to lay out all patterns, and how good it is at its own prices."""
@@ -125,16 +138,16 @@ class MeshVariants:
         usual_one = _Recipe(AlphaBeta(), split=any(axis != "tp" for axis, _ in self.model))
         if not self.model:
             return {"": usual_one}
-        most = self._most_samples()
+        devices = self.tables.cluster.num_devices
+        most = most_samples(self.model, self.graph.batch_size, devices)
+        fast = fast_variants(self.model, self.graph.batch_size, devices)
         found = {
             "": usual_one,
             "halves": _Recipe(AlphaBeta(half_reduce=1.0)),
-            "fast": _Recipe(None, samples=1),
-            f"fast{most}": _Recipe(None, samples=most),
+            **{name: _Recipe(None, samples=n) for name, n in zip(fast, (1, most), strict=False)},
             "lean": _Recipe(None, samples=most, memory=LEAN),
             "plain": _Recipe(None, samples=most, split=False),
         }
-        found = {name: recipe for name, recipe in found.items() if name != "fast1"}
         for name in own_variants(self.model, self.graph.batch_size):
             ranks = sample_ranks_of(self.model, name)
             found[name] = _Recipe(None, samples=ranks, memory=OWN[name], apart=EXPERTS)
@@ -150,12 +163,6 @@ class MeshVariants:
     @cached_property
     def _times(self) -> OpTimes:
         return OpTimes.of(self.tables)
-
-    def _most_samples(self) -> int:
-        """On a rank when the whole batch is one micro-batch."""
-        size = prod(n for _, n in self.model)
-        share = self.graph.batch_size * size // self.tables.cluster.num_devices
-        return max(1, min(share, LARGEST_SAMPLES, self.graph.batch_size))
 
     @cached_property
     def _space(self) -> MeshSpace:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.costmodel.cores import step_cores
 from meshwright.costmodel.estimate import Estimate, estimate_all
-from meshwright.costmodel.stage.placement import step_cores
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import Plan, ScheduleTable
 from meshwright.ir.plan.predicted import RankMemory

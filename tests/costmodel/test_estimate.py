@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.costmodel.block import block_costs
 from meshwright.costmodel.comm.comm import collective_time, group_levels
+from meshwright.costmodel.cores import slowdown, step_cores
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.explain.breakdown import Bands, error_band
@@ -15,7 +16,7 @@ from meshwright.costmodel.simulate import compiled_schedule, run_ahead, simulate
 from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.simulate.timeline import Ran, Times
 from meshwright.costmodel.stage import stage_model
-from meshwright.costmodel.stage.placement import slowdown, stage_costs, step_cores
+from meshwright.costmodel.stage.placement import stage_costs
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError

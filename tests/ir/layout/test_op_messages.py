@@ -32,7 +32,8 @@ def test_ring_attention_passes_keys_and_values_round() -> None:
     assert inner_traffic(attention, ring, 4, [q, k, k], [q]) == (
         Inner(SHIFT, part, 3, backward=False, beside=True),
         Inner(SHIFT, part, 3, backward=True, beside=True),
-        Inner(SHIFT, 2 * part, 3, backward=True, beside=True),
+        Inner(SHIFT, 2 * part, 2, backward=True, beside=True),
+        Inner(SHIFT, 2 * part, 1, backward=True),
     )
     for other in ("S(1) S(1) S(1) -> S(1)", "S(2) R|P R|P -> S(2)", "R R R -> R"):
         assert inner_traffic(attention, parse_strategy(other), 4, [q, k, k], [q]) == ()
