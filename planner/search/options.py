@@ -16,6 +16,7 @@ from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.profile.route_counts import RoutesGiven
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.planner.pins.decisions import Constraint
+from meshwright.planner.pins.known import DECISIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,12 @@ class SearchOptions:
         names = [field.name for field in dataclasses.fields(cls)]
         for name in changes:
             if name not in names:
-                near = nearest(name, names)
-                raise TypeError(f"a search has no argument {name!r}; nearest is {near!r}")
+                near = repr(nearest(name, names))
+                if name in DECISIONS:
+                    near = f"constraints=['{name}={changes[name]}']"
+                elif name in ("pin", "pins"):
+                    near = "constraints=[...]"
+                raise TypeError(f"a search has no argument {name!r}; nearest is {near}")
         return dataclasses.replace(given or cls(), **changes)
 
     def measured(self) -> Profile | None:

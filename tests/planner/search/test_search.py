@@ -148,6 +148,10 @@ def test_options_go_by_their_names() -> None:
         search(mlp(), cluster(2), (torch.zeros(8, 16),))
     with pytest.raises(TypeError, match="no argument 'optimiser'; nearest is 'optimizer'"):
         search(mlp(), cluster(2), optimiser="sgd")
+    with pytest.raises(TypeError, match=r"no argument 'tp'; nearest is constraints=\['tp=2'\]"):
+        search(mlp(), cluster(2), tp=2)
+    with pytest.raises(TypeError, match=r"no argument 'pins'; nearest is constraints="):
+        search(mlp(), cluster(2), pins=["tp=2"])
 
 
 def test_a_module_without_parameters() -> None:
