@@ -130,10 +130,14 @@ class _Backward:
 
 
 def _nothing(query: Tensor, value: Tensor) -> PartialAttention:
-    """What queries that see no keys find."""
+    """What queries that see no keys find. Heads of a token lie side by side, as torch's kernels
+    leave them: who puts them together again needs no copy, which the backward would keep."""
     like = wide(query.new_empty(0))
-    out = like.new_zeros(*query.shape[:-1], value.shape[-1])
-    return PartialAttention(out, like.new_full((*query.shape[:-1], 1), -torch.inf))
+    *lead, rows, _ = query.shape
+    heads = min(2, len(lead))
+    by_token = like.new_zeros(*lead[:-heads], rows, *lead[-heads:], value.shape[-1])
+    out = by_token.movedim(-2 - heads, -2)
+    return PartialAttention(out, like.new_full((*lead, rows, 1), -torch.inf))
 
 
 def ring_attention(

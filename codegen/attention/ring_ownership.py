@@ -115,7 +115,9 @@ class Ring:
 
     def rounds(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Step by step whose keys are here, the keys and the values."""
-        packed = torch.cat([key.reshape(-1), value.reshape(-1)])
+        packed = key.new_empty(self.numel(self.rank))
+        for place, x in zip(self.parts(packed, self.rank), (key, value), strict=True):
+            place.copy_(x)  # as it lies: heads of a token may be side by side
         for step in range(self.size):
             arrive = None
             if step < self.size - 1:

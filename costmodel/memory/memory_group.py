@@ -108,13 +108,19 @@ class MemoryGroup:
         return [(n + there) * (i not in self.rest) for i, n in enumerate(found)]
 
     @cached_property
-    def late(self) -> int:
-        """Flat buckets on their way while the first forward of a step runs, at most; of later
-        forwards it is too much."""
+    def late(self) -> Sequence[tuple[int, int]]:
+        """Per block: flat buckets on their way when the first forward of a step comes to it, its
+        own among them, and while it runs; of later forwards it is too much. None where nothing goes
+        under a forward."""
         if not self.exchange.late:
-            return 0
-        flying = sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :]
-        return ceil(sum(flying) * max([send.times for send in self.exchange.late]))
+            return ()
+        times = max([send.times for send in self.exchange.late])
+        flat = [0] * len(self.parameters)
+        for bucket in self.buckets:
+            flat[bucket.owner] += ceil(bucket.nbytes * times)
+        ahead = self.exchange.run_ahead
+        return [(sum(flat[i : i + max(1, ahead)]), sum(flat[i + 1 : i + 1 + ahead]))
+                for i in range(len(flat))]  # fmt: skip
 
     @cached_property
     def flying(self) -> Sequence[int]:

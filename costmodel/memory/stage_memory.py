@@ -324,12 +324,11 @@ class StageMemory:
     def forward_rises(self) -> list[tuple[int, _Rise]]:
         """What it rises by within a forward, block by block."""
         found: list[tuple[int, _Rise]] = []
-        saved, late = 0, sum([group.late for group in self.groups])
-        ahead = self._gathered(1)
+        saved = 0
+        under = [lines for lines in (self._gathered(1), *[g.late for g in self.groups]) if lines]
         for index, block in enumerate(self.blocks):
-            whole = late
-            if ahead:
-                arriving, whole = ahead[index][0] + late, ahead[index][1] + late
+            arriving, whole = (sum([lines[index][i] for lines in under]) for i in (0, 1))
+            if arriving:
                 found.append((index, (0, saved, arriving, 0)))
             workspace = block.forward - block.saved
             saved += block.saved

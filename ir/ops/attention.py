@@ -239,10 +239,13 @@ def _passes(
     totals = sum(prod(x.shape[:-1]) for x in outputs) / ranks  # one of each row
     forward += totals * wide * (12 * (parts - 1) + 3)
     heads = [prod(x.shape[:-2]) for x in (query, key)]
-    if causal and heads[0] > heads[1]:  # a head of keys for each of queries
-        copied = item * keys * (1 + heads[0] / heads[1])
+    if heads[0] > heads[1]:  # queries of one head of keys side by side
+        beside = 2 * item * (parts - causal)
+        copied = beside * queries
+        if causal:  # or a head of keys for each of queries
+            copied += item * keys * (1 + heads[0] / heads[1])
         forward += copied
-        together += 2 * copied
+        together += 2 * copied + beside * (2 * results - queries)
     backward = together + wide * (queries + ranks * keys) + 3 * wide * (ranks - 1) * keys
     backward += (queries + keys) * (3 * wide * parts + casts * (parts + 1))
     return Passes(round(forward), round(backward), 4 + 8 * pieces, 4 + 6 * pieces + 2 * ranks)
