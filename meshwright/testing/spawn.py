@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import pickle
 import signal
@@ -87,6 +88,7 @@ def _rank_main(
     # A parent that is killed takes its ranks along.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
+    gc.freeze()  # else each collection goes through all that its parent has made, too
     # A rank that hangs says where, before it is killed.
     faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
     try:

@@ -241,7 +241,11 @@ def test_profile_has_everything_that_plans_need(graph: Graph, profiled: Path) ->
     assert {cost.source for cost in stage.blocks} == {"measured"}
 
 
-def test_only_what_given_plans_need(graph: Graph, tmp_path: Path) -> None:
+def test_only_what_given_plans_need(graph: Graph, profiled: Path, tmp_path: Path) -> None:
+    known = load_profile(profiled)
+    with open_store(tmp_path / "p.db") as store:  # what takes new processes, and is not of plans
+        names = ("process", "process_group", "group")
+        store.add(known.machine, *(known.memory[name] for name in names))
     problem = make_problem(graph, Cluster.local(2), precision="fp32")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=2, num_microbatches=2))
     tasks = tasks_of_plans(problem, [plan, plan])
@@ -250,8 +254,9 @@ def test_only_what_given_plans_need(graph: Graph, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = mw.profile(
-            graph, Cluster.local(2), precision="fp32", plans=[plan], minutes=0.1, progress=False
-        )
+            graph, Cluster.local(2), precision="fp32", path=tmp_path / "p.db", plans=[plan],
+            minutes=0.1, progress=False,
+        )  # fmt: skip
     assert set(found.blocks) == {task.key for task in tasks}
     assert not found.ops
 
