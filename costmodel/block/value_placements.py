@@ -51,7 +51,7 @@ class GraphFacts:
     def of(cls, graph: Graph, precision: Precision, kind: str) -> "GraphFacts":
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
         dtypes = runtime_dtypes(graph, precision, kind)
-        return cls(graph, precision, dtypes, storage_roots(graph), values, kind)
+        return cls(graph, precision, dtypes, storage_roots(graph, dtypes), values, kind)
 
     def read_as(self, op: Op, name: str) -> str:
         """The dtype in which an op gets a value, which autocast may have cast for it."""

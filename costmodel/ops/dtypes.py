@@ -96,8 +96,14 @@ def _made(
     return max([*brought, *least], key=_FLOATS.index, default=graph.tensors[out].dtype)
 
 
-def storage_roots(graph: Graph) -> dict[str, str]:
-    """Name -> the value whose memory it looks into; itself if it has its own."""
+def _copies(op: Op, dtypes: Mapping[str, str]) -> bool:
+    """Whether a cast makes a value of its own."""
+    return bool(dict(op.args).get("copy")) or dtypes[op.inputs[0]] != dtypes[op.outputs[0]]
+
+
+def storage_roots(graph: Graph, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Name -> the value whose memory it looks into; itself if it has its own. `dtypes`: of all
+    values, as they run."""
     roots: dict[str, str] = {}
     strided: set[str] = set()
     for op in graph.ops:
@@ -105,6 +111,8 @@ def storage_roots(graph: Graph) -> dict[str, str]:
         if not op.inputs or (how == "by class" and classify(op.target) is not OpClass.VIEW):
             continue
         source = op.inputs[0]
+        if how == "if it casts nothing" and _copies(op, dtypes):
+            continue
         if how == "if it can" and source in strided:
             continue
         for out in filter(None, op.outputs):

@@ -22,7 +22,7 @@ ShapeOf = Callable[[Arg], Shape]
 CountFlops = Callable[[Args, ShapeOf, Shape], int]
 """From arguments by name, their shapes and the shape of the first result."""
 Autocast = Literal["by class", "first", "float32", "traced", "inside"]
-Shares = Literal["by class", "strided", "if it can"]
+Shares = Literal["by class", "strided", "if it can", "if it casts nothing"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
 CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
 CountKept = Callable[[Sequence[Shape]], int | None]
@@ -108,7 +108,7 @@ class OpFacts:
     that it casts itself."""
     shares: Shares = "by class"
     """Whether its result is memory of its first input: if its class is that of views, with other
-    strides than the input's, or only if those of the input allow it."""
+    strides than the input's, only if those of the input allow it, or if both have one dtype."""
     fused: bool = False
     """It takes values as they are, since autocast does not know it, and makes all gradients in one
     pass."""

@@ -225,7 +225,7 @@ def _passes(
     item = key.nbytes // max(prod(key.shape), 1)
     wide = max(item, 4)
     casts = 0 if item == wide else item + wide
-    causal = given(op, "is_causal")
+    causal = bool(given(op, "is_causal"))
     placed = strategy.inputs[0]
     sections = placed.outer if isinstance(placed, Shard) else 1
     # In zigzag one half of the runs meets what a rank of before has, or all of them one half of it.

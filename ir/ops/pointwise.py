@@ -120,7 +120,7 @@ FACTS = {
     ),
     **named("clone", replace(_COPY, backward="handed on")),
     **named("contiguous", replace(_COPY, shares="if it can", backward="handed on")),
-    **named("to", replace(_COPY, autocast="traced")),
+    **named("to", replace(_COPY, autocast="traced", shares="if it casts nothing")),
     **named("_to_copy", replace(_COPY, flops=None, autocast="traced")),
     **named("copy copy_", replace(_COPY, rule=elementwise())),
     **named("alias detach detach_", _VIEW),

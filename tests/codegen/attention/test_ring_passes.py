@@ -24,11 +24,11 @@ WRITES = ("zero_", "fill_", "copy_", "zeros", "full")
 """What does not read where it writes."""
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes that operators read and write, and the operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
