@@ -5,6 +5,7 @@ begins, to somebody who may do it with few operators. When that is done nothing 
 """
 
 import ast
+import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 from torch import nn
 
 _RANGE = "range"
+_COPIED_LOCALS = sys.version_info < (3, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,36 @@ class SeenLoop:
     function: ast.FunctionDef
     """The one that it is in."""
     over: range
-    values: Mapping[str, Any]
-    """Local names of the function, as they are now."""
-    names: Mapping[str, Any]
-    """Global names of its file."""
-    code: CodeType
+    frame: FrameType
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Local names of the function, as they are now."""
+        return self.frame.f_locals
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """Global names of its file."""
+        return self.frame.f_globals
+
+    @property
+    def code(self) -> CodeType:
+        return self.frame.f_code
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Give local names of the function other values, as its own lines would."""
+        self.frame.f_locals.update(values)
+        if _COPIED_LOCALS:  # before Python 3.13 what `f_locals` gives is a copy
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.frame), ctypes.c_int(0))
+
+    def read_after(self, names: set[str]) -> set[str]:
+        """Those of the names that the function may read, as the loop leaves them, when it is over;
+        and all that functions inside of it share."""
+        return {n for n in names if self.is_shared(n) or _is_read(n, self.statement, self.function)}
+
+    def is_shared(self, name: str) -> bool:
+        """Whether functions inside of this one, or around it, have the name, too."""
+        return name in self.code.co_cellvars or name in self.code.co_freevars
 
 
 Do = Callable[[SeenLoop], bool]
@@ -74,7 +101,7 @@ def _loop(frame: FrameType, over: range) -> SeenLoop | None:
     # The file may have been changed since it was imported.
     if found is None or found[2] != frame.f_code:
         return None
-    return SeenLoop(found[0], found[1], over, frame.f_locals, frame.f_globals, frame.f_code)
+    return SeenLoop(found[0], found[1], over, frame)
 
 
 _Found = tuple[ast.For, ast.FunctionDef, CodeType]
@@ -124,6 +151,52 @@ def _of_function(node: ast.AST) -> Iterator[ast.For]:
             if _is_range(child.iter.func):
                 yield child
         yield from _of_function(child)
+
+
+def _is_read(name: str, loop: ast.For, function: ast.FunctionDef) -> bool:
+    """Whether a name is read after a loop before it has another value, as far as the text tells."""
+    for later in _after(loop, function):
+        if isinstance(later, ast.For) and _binds(later.target, name):
+            if not _reads(later.iter, name):
+                continue  # its own number; after no round at all it would be the old one
+        if isinstance(later, ast.Assign) and not _reads(later.value, name):
+            if any(_binds(target, name) for target in later.targets):
+                return False
+        if _reads(later, name):
+            return True
+    return False
+
+
+def _after(loop: ast.For, function: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """Statements that may run after a loop, the next ones first; of loops around it, all."""
+
+    def find(node: ast.AST) -> list[ast.stmt] | None:
+        for name, block in ast.iter_fields(node):
+            if not isinstance(block, list):
+                continue
+            for at, child in enumerate(block):
+                if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                    continue
+                inner = [] if child is loop else find(child)
+                if inner is not None:
+                    again = isinstance(node, ast.For | ast.While) and name == "body"
+                    test = [ast.Expr(node.test)] if isinstance(node, ast.While) else []
+                    return inner + block[at + 1 :] + (test + block[:at] if again else [])
+        return None
+
+    yield from find(function) or []
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(x, ast.Name) and x.id == name and not isinstance(x.ctx, ast.Store)
+        for x in ast.walk(node)
+    )
+
+
+def _binds(target: ast.AST, name: str) -> bool:
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+    return any(isinstance(x, ast.Name) and x.id == name for x in parts)
 
 
 def _is_range(node: ast.AST) -> bool:

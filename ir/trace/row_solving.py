@@ -91,10 +91,9 @@ def _only_matrix(loop: SeenLoop) -> str:
         if outside - written:
             return ""
         made |= new
-    free = set(loop.code.co_cellvars) | set(loop.code.co_freevars)
-    if len(written) != 1 or written & made or free & (made | written):
+    if len(written) != 1 or written & made or loop.read_after(made):
         return ""
-    return "" if made & _read_elsewhere(loop) else written.pop()
+    return written.pop()
 
 
 _PLAIN = (
@@ -114,23 +113,6 @@ def _is_plain(node: ast.AST) -> bool:
 
 def _read(node: ast.AST) -> set[str]:
     return {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
-
-
-def _read_elsewhere(loop: SeenLoop) -> set[str]:
-    """Names that the function reads outside of the loop, but for those of other loops' numbers."""
-
-    def names(node: ast.AST, bound: frozenset[str]) -> Iterator[str]:
-        if node is loop.statement:
-            return
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in bound:
-            yield node.id
-        inner = bound
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            inner = bound | {node.target.id}
-        for child in ast.iter_child_nodes(node):
-            yield from names(child, inner)
-
-    return set(names(loop.function, frozenset()))
 
 
 # What a loop computes -----------------------------------------------------------------------------
