@@ -2,8 +2,8 @@
 linear attention write as a loop over tokens or over chunks of them.
 
 What a step computes is data: calls of operators on numbered values, without sizes, so that it is
-the same on a part of the batch or of heads. The operator keeps the states before each step; its
-backward goes back from the last step, and computes each again.
+the same on a part of the batch or of heads. The operator keeps the states before each run of `RUN`
+steps; its backward goes back from the last run, and computes each again.
 """
 
 import json
@@ -20,6 +20,9 @@ from meshwright.ir.graph.graph import Arg, Ref
 from meshwright.ir.graph.own_operators import LIBRARY
 from meshwright.ir.torch_private import OpOverload, is_fake
 
+RUN = 16
+"""Steps that a backward makes again at once: more at once need more memory, fewer more states kept.
+"""
 _ARGUMENTS = (
     "Tensor[] states, Tensor[] steps, Tensor[] fixed, int[] dims, int[] made_dims, str step"
 )
@@ -137,15 +140,16 @@ def recurrence_forward(
     made_dims: list[int], step: str,
 ) -> list[Tensor]:  # fmt: skip
     """The states after all steps, what steps made, put side by side along `made_dims`, and the
-    states before each step, along a first dim. Step i reads place i of `steps`, along `dims`."""
+    states before each run, along a first dim. Step i reads place i of `steps`, along `dims`."""
     length, count = steps[0].shape[dims[0]], len(states)
-    before = [x.new_empty(length, *x.shape) for x in states]
+    before = [x.new_empty(-(-length // RUN), *x.shape) for x in states]
     made: list[Tensor] = []
     # A step computes as it was traced: what autocast would do to it happened there.
     with torch.autocast(steps[0].device.type, enabled=False):
         for at in range(length):
-            for kept, state in zip(before, states, strict=True):
-                kept[at].copy_(state)
+            if at % RUN == 0:
+                for kept, state in zip(before, states, strict=True):
+                    kept[at // RUN].copy_(state)
             found = _results(step, [*states, *_parts(steps, dims, at), *fixed])
             states = found[:count]
             if not at:
@@ -171,7 +175,7 @@ def _forward_shapes(
     made = [_room(x, dim, length) for x, dim in zip(found[count:], made_dims, strict=True)]
     return [
         *(x.new_empty(x.shape) for x in found[:count]), *made,
-        *(x.new_empty(length, *x.shape) for x in states),
+        *(x.new_empty(-(-length // RUN), *x.shape) for x in states),
     ]  # fmt: skip
 
 
@@ -193,12 +197,19 @@ class _Recurrence(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """From the last step to the first."""
+        """From the last run to the first."""
         counts, dims, made_dims, step = ctx.said
         before, steps, fixed = _cut(ctx.saved_tensors, counts)
-        wanted = _cut(ctx.needs_input_grad[4:], counts)
-        made = _backward(grads, before, steps, fixed, dims, made_dims, step, wanted)
-        return (None,) * 4 + tuple(made)
+        wanted = ctx.needs_input_grad[4:]
+        if any(map(is_fake, grads)):
+            given = [*grads[: counts[0]], *steps, *fixed]
+            made = [
+                torch.empty_like(x) if has else None for x, has in zip(given, wanted, strict=True)
+            ]
+            return (None,) * 4 + tuple(made)
+        with torch.autocast(steps[0].device.type, enabled=False):
+            back = _Back(list(grads), before, steps, fixed, dims, made_dims, step, wanted)
+            return (None,) * 4 + tuple(back.run())
 
 
 def _cut(values: Sequence[Any], counts: tuple[int, int]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -206,55 +217,83 @@ def _cut(values: Sequence[Any], counts: tuple[int, int]) -> tuple[list[Any], lis
     return list(values[:first]), list(values[first:second]), list(values[second:])
 
 
-def _backward(
-    grads: Sequence[Tensor], before: list[Tensor], steps: list[Tensor], fixed: list[Tensor],
-    dims: list[int], made_dims: list[int], step: str, wanted: Sequence[list[bool]],
-) -> list[Tensor | None]:  # fmt: skip
-    count, length = len(before), steps[0].shape[dims[0]]
-    of_states = list(grads[:count])
-    of_steps = [
-        torch.empty_like(x) if has else None for x, has in zip(steps, wanted[1], strict=True)
-    ]
-    of_fixed = [
-        torch.zeros_like(x) if has else None for x, has in zip(fixed, wanted[2], strict=True)
-    ]
-    if any(map(is_fake, before)):
-        return [*of_states, *of_steps, *of_fixed]
-    with torch.autocast(steps[0].device.type, enabled=False):
-        for at in reversed(range(length)):
-            inputs = [x[at] for x in before] + [*_parts(steps, dims, at), *fixed]
-            live = [True] * count + wanted[1] + wanted[2]
-            leaves = [
-                x.detach().requires_grad_(has and x.is_floating_point())
-                for x, has in zip(inputs, live, strict=True)
-            ]
-            with torch.enable_grad():
-                found = _results(step, leaves)
-            parts = [g.select(d, at) for g, d in zip(grads[count:], made_dims, strict=True)]
-            pairs = [
-                (x, g) for x, g in zip(found, [*of_states, *parts], strict=True) if x.requires_grad
-            ]
-            asked = [i for i, x in enumerate(leaves) if x.requires_grad]
-            got = torch.autograd.grad(
-                [x for x, _ in pairs], [leaves[i] for i in asked], [g for _, g in pairs],
-                allow_unused=True,
-            )  # fmt: skip
-            by_input = dict(zip(asked, got, strict=True))
-            of_states = [_or_zeros(by_input.get(i), before[i][at]) for i in range(count)]
-            for number, whole in enumerate(of_steps):
-                if whole is not None:
-                    part = whole.select(dims[number], at)
-                    found_here = by_input.get(count + number)
-                    part.zero_() if found_here is None else part.copy_(found_here)
-            for number, total in enumerate(of_fixed):
-                found_here = by_input.get(count + len(steps) + number)
-                if total is not None and found_here is not None:
-                    total.add_(found_here)
-    return [*of_states, *of_steps, *of_fixed]
+@dataclass(slots=True)
+class _Back:
+    """The backward of one call."""
+
+    grads: list[Tensor]
+    """Of the states after all steps, and of what steps made."""
+    before: list[Tensor]
+    steps: list[Tensor]
+    fixed: list[Tensor]
+    dims: Sequence[int]
+    made_dims: Sequence[int]
+    step: str
+    wanted: Sequence[bool]
+
+    def run(self) -> list[Tensor | None]:
+        """Returns the gradients of states at first, of what steps read, and of what is fixed."""
+        count, length = len(self.before), self.steps[0].shape[self.dims[0]]
+        of_states = self.grads[:count]
+        of_rest = [
+            torch.zeros_like(x) if has else None
+            for x, has in zip([*self.steps, *self.fixed], self.wanted[count:], strict=True)
+        ]
+        for number in reversed(range(-(-length // RUN))):
+            first = number * RUN
+            of_states = self._go_back(first, min(first + RUN, length), of_states, of_rest)
+        pairs = zip(of_states, self.wanted, strict=False)
+        return [*(x if has else None for x, has in pairs), *of_rest]
+
+    def _go_back(
+        self, first: int, end: int, of_states: list[Tensor], of_rest: list[Tensor | None]
+    ) -> list[Tensor]:
+        """From the gradients after a run to those before it; adds to the others."""
+        count, many = len(self.before), end - first
+        states = [_leaf(x[first // RUN], True) for x in self.before]
+        rest = [x.narrow(d, first, many) for x, d in zip(self.steps, self.dims, strict=True)]
+        others = [
+            _leaf(x, has) for x, has in zip([*rest, *self.fixed], self.wanted[count:], strict=True)
+        ]
+        leaves = [*states, *others]
+        found, given = list[Tensor](), list[Tensor]()
+        with torch.enable_grad():
+            parts = [x.unbind(d) for x, d in zip(others, self.dims, strict=False)]
+            fixed = others[len(parts) :]
+            for at in range(many):
+                made = _results(self.step, [*states, *(x[at] for x in parts), *fixed])
+                states, left = made[:count], made[count:]
+                found += left
+                given += [
+                    g.select(d, first + at)
+                    for g, d in zip(self.grads[count:], self.made_dims, strict=True)
+                ]
+        pairs = [
+            (x, g) for x, g in zip([*states, *found], [*of_states, *given], strict=True)
+            if x.requires_grad
+        ]  # fmt: skip
+        asked = [i for i, x in enumerate(leaves) if x.requires_grad]
+        got = torch.autograd.grad(
+            [x for x, _ in pairs], [leaves[i] for i in asked], [g for _, g in pairs],
+            allow_unused=True,
+        )  # fmt: skip
+        by_leaf = dict(zip(asked, got, strict=True))
+        for number, total in enumerate(of_rest):
+            made_here = by_leaf.get(count + number)
+            if total is None or made_here is None:
+                continue
+            if number < len(self.steps):
+                total.narrow(self.dims[number], first, many).copy_(made_here)
+            else:
+                total.add_(made_here)
+        return [
+            torch.zeros_like(x) if (made_here := by_leaf.get(i)) is None else made_here
+            for i, x in enumerate(leaves[:count])
+        ]
 
 
-def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if gradient is None else gradient
+def _leaf(x: Tensor, live: bool) -> Tensor:
+    return x.detach().requires_grad_(live and x.is_floating_point())
 
 
 _apply: Any = _Recurrence.apply  # a trace has another one for the time that it lasts

@@ -10,8 +10,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.flops import flops
 from meshwright.ir.graph.graph import Graph, Kind, Op, Ref
 from meshwright.ir.graph.graph import Tensor as GraphTensor
-from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
-from meshwright.ir.graph.recurrence import StepCall, inner_values, step_of
+from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf
+from meshwright.ir.graph.recurrence import RUN, StepCall, inner_values, step_of
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
 from meshwright.ir.ops import facts
 
@@ -27,9 +27,7 @@ def _rule(op: Op, graph: Graph) -> Rule:
     dims, made_dims = (_ints(given(op, name)) for name in ("dims", "made_dims"))
     count, places = len(slots(op, "states")), slots(op, "steps")
     along = dict(zip(places, dims, strict=True))
-    inner = tuple(
-        tuple(n for d, n in enumerate(shape) if d != along.get(i)) for i, shape in enumerate(shapes)
-    )
+    inner = _without_steps(shapes, count, dims)
     links = _linked(text, inner, count)
     inputs = [
         _with_steps(links.dims_of(str(i), len(shape)), along.get(i))
@@ -164,18 +162,57 @@ def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
     text, dims = str(args["step"]), _ints(args["dims"])
     states, steps, fixed = (args[name] for name in ("states", "steps", "fixed"))
     assert isinstance(states, tuple) and isinstance(steps, tuple) and isinstance(fixed, tuple)
-    cut = [
-        tuple(n for at, n in enumerate(of(x)) if at != dim)
-        for x, dim in zip(steps, dims, strict=True)
-    ]
-    shapes = (*map(of, states), *cut, *map(of, fixed))
-    values = _on_meta(text, shapes)
+    inner = _without_steps([of(x) for x in (*states, *steps, *fixed)], len(states), dims)
+    values = _on_meta(text, inner)
     each = [flops(c.target, dict(c.args), values, [c.output]) for c in step_of(text).calls]
     return of(steps[0])[dims[0]] * sum(each)
 
 
+def _one_by_one(op: Op, graph: Graph) -> tuple[int, int]:
+    """Those of all steps but for views; and of each step, its part of what it reads and leaves."""
+    shapes, dims = input_shapes(op, graph), _ints(given(op, "dims"))
+    count, text = len(slots(op, "states")), str(given(op, "step"))
+    length = shapes[count][dims[0]]
+    kernels, nbytes = _kernels(text, _without_steps(shapes, count, dims))
+    made = len(op.outputs) - count
+    return length * (kernels + made), length * nbytes
+
+
+def _temporaries(op: Op, part: CallPart) -> int:
+    """What the steps of a run make, all at once."""
+    dims, text = _ints(given(op, "dims")), str(given(op, "step"))
+    count = len(slots(op, "states"))
+    steps = min(RUN, part.shapes[count][dims[0]])
+    values = _on_meta(text, _without_steps(part.shapes, count, dims))
+    return steps * sum(values[call.output].nbytes for call in step_of(text).calls)
+
+
+@lru_cache(maxsize=256)
+def _kernels(text: str, shapes: tuple[Shape, ...]) -> tuple[int, int]:
+    """Of one step, and the bytes that they read and write."""
+    values, kernels, nbytes = _on_meta(text, shapes), 0, 0
+    for call in step_of(text).calls:
+        if facts(call.target).op_class is not OpClass.VIEW:
+            names = [call.output, *(ref.name for _, value in call.args for ref in _refs(value))]
+            kernels += 1
+            nbytes += sum(values[name].nbytes for name in names)
+    moved = [*map(str, range(len(shapes))), *step_of(text).results]
+    return kernels, nbytes + sum(values[name].nbytes for name in moved)
+
+
+def _without_steps(
+    shapes: Sequence[Shape], count: int, dims: Sequence[int]
+) -> tuple[Shape, ...]:  # fmt: skip
+    """Shapes of what a step reads, from those of operands, of which `count` are states."""
+    along = dict(enumerate(dims, start=count))
+    return tuple(
+        tuple(n for d, n in enumerate(shape) if d != along.get(i)) for i, shape in enumerate(shapes)
+    )
+
+
 FACTS = {
     "meshwright.recurrence": OpFacts(
-        op_class=OpClass.ELEMENTWISE, rule=_rule, flops=_flops, autocast="traced"
+        op_class=OpClass.ELEMENTWISE, rule=_rule, flops=_flops, autocast="traced",
+        one_by_one=_one_by_one, temporaries=_temporaries,
     )
-}
+}  # fmt: skip

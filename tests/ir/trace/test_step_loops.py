@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.graph.recurrence import step_of
+from meshwright.ir.graph.recurrence import RUN, step_of
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 
-BATCH, LENGTH, WIDTH = 3, 5, 4
+BATCH, LENGTH, WIDTH = 3, 2 * RUN + 5, 4
 RECURRENCE = "meshwright.recurrence.default"
 
 
