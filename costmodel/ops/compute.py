@@ -157,8 +157,8 @@ def _by_torch(op: LocalOp) -> tuple[float, float]:
 
 
 _STEP_BACK = 2
-"""Kernels of the backward for each of a step's forward: itself again, and a gradient. Steps of Mamba
-and RWKV with 128 tokens on one core took 1.1 and 0.7 times what that makes of them (2-core cloud
+"""Kernels of the backward for each of a step's forward: itself again, and a gradient. Mamba's and
+RWKV's steps of 128 tokens on one core took 1.05 and 0.65 of what that makes of them (2-core cloud
 machine with others at work, torch 2.13, 2026-11-29)."""
 
 

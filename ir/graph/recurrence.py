@@ -41,7 +41,7 @@ class StepCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecurrentStep:
     """What a step computes of states, of its parts of tensors, and of what is the same for all."""
 
     dtypes: tuple[str, ...]
@@ -69,10 +69,10 @@ def _arg(value: Any) -> Arg:
 
 
 @lru_cache(maxsize=256)
-def step_of(text: str) -> Step:
+def step_of(text: str) -> RecurrentStep:
     """The step that a text says."""
     dtypes, calls, results = json.loads(text)
-    return Step(
+    return RecurrentStep(
         tuple(dtypes),
         tuple(StepCall(t, tuple((k, _arg(v)) for k, v in a.items()), o) for t, a, o in calls),
         tuple(results),

@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from meshwright.ir.graph.graph import Arg, Ref
-from meshwright.ir.graph.recurrence import RECURRENCE, Step, StepCall
+from meshwright.ir.graph.recurrence import RECURRENCE, RecurrentStep, StepCall
 from meshwright.ir.torch_private import (
     OpOverload,
     fake_mode,
@@ -44,7 +44,7 @@ _NO_TENSOR = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True)
-class _Round:
+class _LoopRound:
     """What the text of a loop says of a round."""
 
     number: str
@@ -123,11 +123,11 @@ def stacking_parts() -> Iterator[None]:
 # What the text says -------------------------------------------------------------------------------
 
 
-def _read_text(loop: SeenLoop) -> _Round:
+def _read_text(loop: SeenLoop) -> _LoopRound:
     statement = loop.statement
     if statement.orelse or not isinstance(statement.target, ast.Name):
         raise _NotAlike
-    found = _Round(statement.target.id)
+    found = _LoopRound(statement.target.id)
     values = loop.values
     assigned = {name for line in statement.body for name in _assigned(line)}
     for line in statement.body:
@@ -239,7 +239,7 @@ def _is_constant(index: ast.expr | None) -> bool:
 class _Rewrite(ast.NodeTransformer):
     """Notes what a line reads, with names in the place of its parts of tensors."""
 
-    def __init__(self, found: _Round, assigned: set[str], loop: SeenLoop) -> None:
+    def __init__(self, found: _LoopRound, assigned: set[str], loop: SeenLoop) -> None:
         self._found, self._assigned = found, assigned
         self._values, self._names = loop.values, loop.names
 
@@ -313,7 +313,7 @@ def _is_of_torch(held: object) -> bool:
     return isinstance(held, ModuleType) and held.__name__.split(".")[0] == "torch"
 
 
-def _reads_of(found: _Round) -> list[tuple[int, str]]:
+def _reads_of(found: _LoopRound) -> list[tuple[int, str]]:
     """The dims that parts are taken along, and the tensors that they are of."""
     places = []
     for name, node in found.reads:
@@ -326,16 +326,16 @@ def _reads_of(found: _Round) -> list[tuple[int, str]]:
 
 # What a round computes ----------------------------------------------------------------------------
 
-_Inputs = tuple[Step, list[Tensor], list[Tensor], list[Tensor]]
+_Inputs = tuple[RecurrentStep, list[Tensor], list[Tensor], list[Tensor]]
 
 
-def _traced_round(loop: SeenLoop, found: _Round) -> _Inputs:
+def _traced_round(loop: SeenLoop, found: _LoopRound) -> _Inputs:
     """The step, and the tensors that it begins with, goes along and has throughout."""
     values, length = loop.values, len(loop.over)
-    states = [values.get(name) for name in found.carried]
+    states = [x for x in map(values.get, found.carried) if isinstance(x, Tensor)]
     steps = [values[name] for _, name in _reads_of(found)]
     fixed = [name for name in found.fixed if isinstance(values[name], Tensor)]
-    if not all(isinstance(x, Tensor) for x in states):
+    if len(states) < len(found.carried):
         raise _NotAlike
     if any(x.shape[dim] != length for x, (dim, _) in zip(steps, _reads_of(found), strict=True)):
         raise _NotAlike
@@ -373,7 +373,7 @@ def _traced_round(loop: SeenLoop, found: _Round) -> _Inputs:
 
 
 def _check_left(
-    found: _Round, values: Any, made: list[tuple[tuple[int, ...], torch.dtype]]
+    found: _LoopRound, values: Any, made: list[tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
     """What a round leaves in its place has that place's size: nothing is broadcast."""
     for (name, dim), (shape, _) in zip(found.writes.items(), made, strict=False):
@@ -390,7 +390,7 @@ def _check_apart(written: list[Tensor], read: list[Tensor]) -> None:
 
 
 def _as_function(
-    loop: SeenLoop, found: _Round, names: list[str], results: list[str], others: dict[str, Any]
+    loop: SeenLoop, found: _LoopRound, names: list[str], results: list[str], others: dict[str, Any]
 ) -> Any:
     body = ast.fix_missing_locations(ast.Module(list(found.lines), []))
     code = compile(body, loop.code.co_filename, "exec")
@@ -406,7 +406,7 @@ def _as_function(
 _Likes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def _traced(run: Any, likes: _Likes) -> tuple[Step, _Likes]:
+def _traced(run: Any, likes: _Likes) -> tuple[RecurrentStep, _Likes]:
     """The round as data, on tensors like these, and what its results are like."""
     with no_modes(), torch.device("cpu"), torch.no_grad(), fake_mode():
         given = [torch.empty(shape, dtype=dtype) for shape, dtype in likes]
@@ -417,7 +417,7 @@ def _traced(run: Any, likes: _Likes) -> tuple[Step, _Likes]:
     return _as_data(list(module.graph.nodes), [dtype for _, dtype in likes])
 
 
-def _as_data(nodes: list[Node], dtypes: list[torch.dtype]) -> tuple[Step, _Likes]:
+def _as_data(nodes: list[Node], dtypes: list[torch.dtype]) -> tuple[RecurrentStep, _Likes]:
     numbers = dict[Node, str]()
     calls = list[StepCall]()
     for node in nodes:
@@ -427,13 +427,12 @@ def _as_data(nodes: list[Node], dtypes: list[torch.dtype]) -> tuple[Step, _Likes
             numbers[node] = str(len(numbers))
             calls.append(_call(node, numbers))
         elif node.op == "output":
-            made = list(node.args[0])  # type: ignore[arg-type]
+            made: Any = node.args[0]
             if not all(isinstance(x, Node) for x in made):
                 raise _NotAlike
-            likes = [(tuple(x.meta["val"].shape), x.meta["val"].dtype) for x in made]  # type: ignore[union-attr]
-            results = tuple(numbers[x] for x in made)  # type: ignore[index]
+            likes = [(tuple(x.meta["val"].shape), x.meta["val"].dtype) for x in made]
             names = tuple(str(x).removeprefix("torch.") for x in dtypes)
-            return Step(names, tuple(calls), results), likes
+            return RecurrentStep(names, tuple(calls), tuple(numbers[x] for x in made)), likes
         else:
             raise _NotAlike
     raise AssertionError("a graph without an output")
