@@ -1,8 +1,9 @@
 """Loops over tokens, or over chunks of them, become one operator (`ir.graph.recurrence`).
 
 Found by structure: each round reads its place of some tensors, `x[:, i]`, and what the round before
-has left; and leaves something in its place of others, or at the end of a list. What a round
-computes is traced once, alone. A loop whose rounds are not alike, or name sizes, stays as it is.
+has left; and leaves something in its place of others, or at the end of a list. What is done again
+and again without places is one, too, if it reads nothing else. What a round computes is traced
+once, alone. A loop whose rounds are not alike, or name sizes, stays as it is.
 """
 
 import ast
@@ -79,7 +80,7 @@ def run_steps(loop: SeenLoop) -> bool:
         step, states, steps, fixed = _traced_round(loop, found)
     except _NotAlike:
         return False
-    dims = [dim for dim, _ in _reads_of(found)]
+    dims = [dim for dim, _ in _reads_of(found)] or [0]
     made_dims = [found.writes.get(name, 0) for name in (*found.writes, *found.lists)]
     results = RECURRENCE(states, steps, fixed, dims, made_dims, step.text())
     count = len(states)
@@ -161,7 +162,7 @@ def _read_text(loop: SeenLoop) -> _LoopRound:
         found.lines.append(ast.Assign([target], value))
     outside = {*found.fixed, *(name for name, _ in found.reads)}
     left = {*found.writes, *found.lists}
-    if outside & left or found.number in found.made or not found.reads or not left:
+    if outside & left or found.number in found.made or not (left or found.carried):
         raise _NotAlike
     if loop.read_after(found.made - set(found.carried)):
         raise _NotAlike
@@ -335,17 +336,20 @@ def _traced_round(loop: SeenLoop, found: _LoopRound) -> _Inputs:
     states = [x for x in map(values.get, found.carried) if isinstance(x, Tensor)]
     steps = [values[name] for _, name in _reads_of(found)]
     fixed = [name for name in found.fixed if isinstance(values[name], Tensor)]
-    if len(states) < len(found.carried):
+    if len(states) < len(found.carried) or not (steps or states) or (fixed and not steps):
         raise _NotAlike
     if any(x.shape[dim] != length for x, (dim, _) in zip(steps, _reads_of(found), strict=True)):
         raise _NotAlike
     if any(values[name].shape[dim] != length for name, dim in found.writes.items()):
         raise _NotAlike
+    if not steps:  # the same again and again; its places say how often
+        steps = [torch.zeros(length, dtype=states[0].dtype)]
     names = [
         *found.carried, *(_part(i) for i in range(len(steps))), *fixed
     ]  # fmt: skip
     results = [*found.carried, *(_left(name) for name in (*found.writes, *found.lists))]
-    parts = [x.select(dim, 0) for x, (dim, _) in zip(steps, _reads_of(found), strict=True)]
+    along = [dim for dim, _ in _reads_of(found)] or [0]
+    parts = [x.select(dim, 0) for x, dim in zip(steps, along, strict=True)]
     others = found.kinds | {n: values[n] for n in found.fixed if n not in fixed}
     run = _as_function(loop, found, names, results, others)
     likes = [(tuple(x.shape), x.dtype) for x in (*states, *parts, *(values[n] for n in fixed))]

@@ -52,6 +52,23 @@ def written(x: Tensor, decay: Tensor) -> Tensor:
     return out + of_most.mT + most.unsqueeze(1)
 
 
+def again(x: Tensor, decay: Tensor) -> Tensor:
+    """No tokens: the same is done again and again (Sinkhorn's iterations, of hyper-connections)."""
+    x = (x * decay).exp()
+    for _ in range(RUN + 2):
+        x = x / (x.sum(-1, keepdim=True) + 1e-3)
+        x = x / (x.sum(-2, keepdim=True) + 1e-3)
+    return x
+
+
+def layers(x: Tensor, decay: Tensor) -> Tensor:
+    """Products with a weight, which ranks may split, stay products."""
+    weight = decay[:, None] * decay
+    for _ in range(5):
+        x = (x @ weight).tanh()
+    return x
+
+
 def of_neighbour(x: Tensor, decay: Tensor) -> Tensor:
     state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
     for i in range(x.shape[1]):
@@ -160,7 +177,8 @@ def _traced(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Graph, Steps, 
 
 @pytest.mark.parametrize(
     ("compute", "found"),
-    [(stacked, 1), (kept, 1), (written, 1), (of_neighbour, 0), (by_number, 0), (in_place, 0),
+    [(stacked, 1), (kept, 1), (written, 1), (again, 1), (layers, 0), (of_neighbour, 0),
+     (by_number, 0), (in_place, 0),
      (without_gradient, 0), (told_afterwards, 0), (broadcast, 0), (half_of_it, 0), (growing, 0),
      (with_calls, 0)],
 )  # fmt: skip
