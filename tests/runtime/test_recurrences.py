@@ -47,6 +47,23 @@ def _kimi() -> nn.Module:
     )  # fmt: skip
 
 
+class _Balanced(nn.Module):
+    """Steps are no tokens: rows and columns of mixing matrices are normed in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            mixed = layer(x).view(*x.shape[:2], 4, 4).exp()
+            for _ in range(20):
+                mixed = mixed / (mixed.sum(-1, keepdim=True) + 1e-3)
+                mixed = mixed / (mixed.sum(-2, keepdim=True) + 1e-3)
+            x = x + mixed.flatten(2)
+        return x.square().mean()
+
+
 def _drawn(length: int) -> Any:
     def draw(size: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
         ids = torch.randint(3, VOCAB, (size, length), generator=generator)
@@ -55,8 +72,17 @@ def _drawn(length: int) -> Any:
     return draw
 
 
+def _values(size: int, generator: torch.Generator) -> tuple[torch.Tensor]:
+    return (torch.randn(size, 3, 16, generator=generator),)
+
+
 CASES = (
     (ModelCase("mamba", _mamba, _drawn(6), batch_size=4), 2, 0),
+    (
+        ModelCase("balanced", _Balanced, lambda size, g: (torch.randn(size, 3, 16, generator=g),)),
+        4,
+        0,
+    ),
     (ModelCase("kimi", _kimi, _drawn(200), batch_size=2), 1, 1),
 )
 """Models, how many recurrences they have, and how many triangular systems."""
@@ -80,8 +106,8 @@ def test_equal_to_one_process(case: ModelCase, steps: int, systems: int) -> None
         assert (targets.count(RECURRENCE), targets.count(SOLVE)) == (steps, systems)
         plans = _plans(graph)
         keys = {op.key for op in graph.ops if op.target in (RECURRENCE, SOLVE)}
-        split = plans[1].layouts
-        said = [layout.ops[key]["tp"] for layout in split for key in keys & layout.ops.keys()]
+        ops = [layout.ops for layout in plans[1].layouts]
+        said = [each[key].get("tp", "") for each in ops for key in keys & each.keys()]
         assert said and all("-> S(" in strategy for strategy in said), said
         found = check_each_equal(case, [(plan, graph) for plan in plans], steps=2)
     assert all(one.worst_of_both <= 1e-9 for one in found), found

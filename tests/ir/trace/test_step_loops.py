@@ -12,6 +12,7 @@ from meshwright.ir.graph.recurrence import RUN, step_of
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
+from tests.told_memory import told_of_held
 
 BATCH, LENGTH, WIDTH = 3, 2 * RUN + 5, 4
 RECURRENCE = "meshwright.recurrence.default"
@@ -221,13 +222,23 @@ def test_ranks_have_samples_or_channels_and_no_part_of_what_a_step_mixes() -> No
     assert all(dims[0] == (next(iter(rule.split)),) for dims in rule.outputs)
 
 
-def test_flops_are_those_of_all_steps() -> None:
+def test_flops_and_kernels_are_those_of_all_steps() -> None:
     graph, _, _ = _traced(stacked)
     (op,) = (op for op in graph.ops if op.target == RECURRENCE)
     step = step_of(str(op.arg("step")))
     assert step_of(step.text()) == step
     assert op.flops >= LENGTH * 3 * BATCH * WIDTH
     assert op.flops % (LENGTH * BATCH * WIDTH) == 0
+    count = facts(op.target).one_by_one
+    assert count and count(op, graph)[0] == LENGTH * 4  # three of the step, one that leaves a place
+
+
+@pytest.mark.parametrize("compute", [stacked, again])
+def test_memory_is_what_is_held(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """States before each run, and what the steps of one run make."""
+    torch.manual_seed(0)
+    x = 0.1 * torch.randn(64, 128, WIDTH)
+    assert told_of_held(Steps(compute), (x,), "fp32") == pytest.approx(1.0, abs=0.005)
 
 
 def test_states_may_begin_in_a_narrower_type() -> None:
