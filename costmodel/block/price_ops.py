@@ -21,6 +21,7 @@ from meshwright.costmodel.ops.compute import (
 )
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
+from meshwright.costmodel.ops.inner_work import inner_work
 from meshwright.costmodel.ops.kernel_work import gradients_inside, inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
@@ -403,6 +404,7 @@ class Walk(Trace):
         op, busiest = step.op, step.busiest
         shapes, elements = self.local.shapes, self.local.elements
         backward = sum([elements[value] * width for value, width in step.backward])
+        calls, nbytes = inner_work(op, self.facts.graph)
         return LocalOp(
             op.target,
             step.op_class,
@@ -416,6 +418,8 @@ class Walk(Trace):
             step.is_causal and not busiest,
             step.channels_last,
             step.comes_cast,
+            calls,
+            nbytes * share,
         )
 
     def _seen(self, step: OpStep) -> float:

@@ -122,6 +122,8 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
     if several := calls_of(op):
         return _one_after_the_other([formula(call, device) for call in several])
+    if op.inner_calls:
+        return _in_steps(op, device)
     op = as_multiplied(as_attended(op, device.kind))
     scaled = is_scaled(op) and op.dtype != AS_IT_IS
     forward_s, input_s, own_s = scaling_s(op, device) if scaled else (0.0, 0.0, 0.0)
@@ -153,6 +155,21 @@ def _by_torch(op: LocalOp) -> tuple[float, float]:
     read = op.inputs[0]
     narrow = read.nbytes < DTYPE_BYTES["float32"] * prod(read.shape)
     return (_WIDENED if narrow else 1.0) * known.torch_passes, _PYTHON_CALLS
+
+
+_STEP_BACK = 2
+"""Kernels of the backward for each of a step's forward: itself again, and a gradient. Mamba's and
+RWKV's steps of 128 tokens on one core took 1.05 and 0.65 of what that makes of them (2-core cloud
+machine with others at work, torch 2.13, 2026-11-29)."""
+
+
+def _in_steps(op: LocalOp, device: DeviceType) -> OpTime:
+    """Small kernels, each of which waits for the one before."""
+    curve = curve_of(OpClass.ELEMENTWISE, device)
+    once = op.inner_calls * curve.floor_s + memory_s(op.inner_bytes, curve, device)
+    back = _STEP_BACK * op.differentiable
+    time = OpTime(once, back * once, 0.0, curve.source, curve.band)
+    return dispatched(time, device, op.inner_calls, back * op.inner_calls, 0.0)
 
 
 def _one_after_the_other(times: Sequence[OpTime]) -> OpTime:

@@ -38,3 +38,7 @@ class LocalOp(NamedTuple):
     """Its results are images whose channels are innermost in memory."""
     comes_cast: bool = False
     """Of a narrow product: its operand comes from a norm, or an earlier product has cast it."""
+    inner_calls: int = 0
+    """Kernels that its forward calls inside, one after the other; 0: it is one itself."""
+    inner_bytes: float = 0.0
+    """What they read and write."""

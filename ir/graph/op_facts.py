@@ -38,6 +38,7 @@ CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
+CountInner = Callable[[Op, Graph], tuple[int, int]]
 CountShared = Callable[[Op, "CallPart"], tuple[int, int]]
 """Bytes."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
@@ -120,6 +121,10 @@ class OpFacts:
     made_of: FindCalls | None = None
     """The calls that it is made of, which it is then priced as. What one makes for the next is not
     kept: the backward makes all but the last again."""
+    one_by_one: CountInner | None = None
+    """Kernels that one forward calls inside, many times each and one after the other, and bytes
+    that they read and write, of whole operands; it is priced as these, without a class of its own.
+    """
     backward: Backward = "made"
     """Whether gradients of its inputs are made by a kernel, are that of its result or views of it
     (if the inputs are all as large as that), or are one that all of them get."""

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import experts, float8, frequency, noise, quantised
+from meshwright.ir.graph import experts, float8, frequency, noise, quantised, recurrence
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
 assert experts.EXPERTS and float8.LINEARS and frequency.COUNT_ROWS and noise.NOISE
-assert quantised.NF4
+assert quantised.NF4 and recurrence.RECURRENCE
 # Importing them makes their operators known.
 
 

@@ -31,10 +31,13 @@ from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hf_branches import as_it_runs
 from meshwright.ir.trace.hooks import check_hooks, no_gradient_hooks
+from meshwright.ir.trace.loops import SeenLoop, seen_loops
 from meshwright.ir.trace.loss_module import LossFn, TrainingStep
 from meshwright.ir.trace.module_numbers import wide_parameters
 from meshwright.ir.trace.moving import HeldState, kept_state, moved
 from meshwright.ir.trace.noop_to import parameters_stay
+from meshwright.ir.trace.row_solving import solve_rows
+from meshwright.ir.trace.step_loops import run_steps, stacking_parts
 from meshwright.ir.trace.trace_constants import KnownValues, Own
 
 
@@ -135,6 +138,8 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
             stack.enter_context(as_it_runs(step.model))
+        stack.enter_context(stacking_parts())
+        stack.enter_context(seen_loops(step.model, _do_loop))
         stack.enter_context(KnownValues(_own(step, originals)))
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
@@ -142,6 +147,10 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
         stack.enter_context(no_gradient_hooks())
         stack.enter_context(forbidden())
         yield
+
+
+def _do_loop(loop: SeenLoop) -> bool:
+    return solve_rows(loop) or run_steps(loop)
 
 
 def _own(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Own:

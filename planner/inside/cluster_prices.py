@@ -16,6 +16,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.compute import op_time
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
+from meshwright.costmodel.ops.inner_work import inner_work
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.forms.updates import update
@@ -112,6 +113,7 @@ class OpTimes:
         dtypes, op_class = known.dtypes, class_of(op)
         cast = known.precision.autocast if known.is_narrow(op) else ""
         made = next((n for n in op.outputs if n), "")
+        calls, nbytes = inner_work(op, graph)
         dtype = cast or dtypes.get(made, "float32")
         return LocalOp(
             target=op.target,
@@ -137,6 +139,8 @@ class OpTimes:
             differentiable=any(n and graph.tensors[n].requires_grad for n in op.outputs),
             causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
             channels_last=any(n and graph.tensors[n].channels_last for n in op.outputs),
+            inner_calls=calls,
+            inner_bytes=nbytes * share,
         )
 
 

@@ -630,3 +630,13 @@ def test_attention_of_other_widths_keeps_no_scores_on_gpus() -> None:
             keeps = facts(op.target).kernel_keeps
             masked = [(2, 4, 512, 96), (2, 4, 512, 96), (2, 4, 512, value), (512, 512)]
             assert keeps and keeps(masked) == (None if value == 96 else on_gpu + 2 * 512**2)
+
+
+@pytest.mark.parametrize("device", [CPU, H100], ids=["cpu", "h100"])
+def test_small_kernels_in_a_row_take_what_each_takes(device: DeviceType) -> None:
+    """Dispatch, too, and the backward makes them again."""
+    many = formula(pointwise(64)._replace(inner_calls=1000, inner_bytes=1e6), device)
+    most = max(many.forward_s, many.forward_dispatch_s)
+    assert most >= 1000 * device.overhead_s
+    assert max(many.backward_input_s, many.input_dispatch_s) == pytest.approx(2 * most)
+    assert most > 100 * formula(pointwise(64), device).forward_dispatch_s

@@ -1,0 +1,257 @@
+"""Loops over tokens become one operator where all rounds are alike, and stay elsewhere; either way
+the graph computes what the module does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.recurrence import RUN, step_of
+from meshwright.ir.ops import facts
+from meshwright.ir.trace.trace import trace
+from meshwright.testing.interpret import interpret
+from tests.told_memory import told_of_held
+
+BATCH, LENGTH, WIDTH = 3, 2 * RUN + 5, 4
+RECURRENCE = "meshwright.recurrence.default"
+
+
+def stacked(x: Tensor, decay: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i]
+        made = state.tanh()
+        found.append(made)
+    made = torch.stack(found, dim=1)
+    return made + state[:, None] + i
+
+
+def kept(x: Tensor, decay: Tensor) -> Tensor:
+    """A list that is looked into."""
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i]
+        found.append(state)
+    return torch.stack(found[1:], dim=1)
+
+
+def written(x: Tensor, decay: Tensor) -> Tensor:
+    """Two states, in two places; matrices; parts of parts; values in a narrower place."""
+    most, sums = x[:, 0].detach(), x.new_zeros(x.shape[0], WIDTH, WIDTH)
+    out, of_most = (
+        x.new_zeros(*x.shape),
+        x.new_zeros(*x.shape[::2], x.shape[1], dtype=torch.float32),
+    )
+    for t in range(x.shape[1]):
+        part = x[:, t, :]
+        sums = sums * decay.exp() + part.unsqueeze(-1) * x[:, t, None, :-1].sum(-1, keepdim=True)
+        most = torch.maximum(most, part) * 0.9
+        of_most[:, :, t] = most.to(out.dtype)
+        out[:, t] = (sums @ part[..., None]).squeeze(-1)
+    return out + of_most.mT + most.unsqueeze(1)
+
+
+def again(x: Tensor, decay: Tensor) -> Tensor:
+    """No tokens: the same is done again and again (Sinkhorn's iterations, of hyper-connections)."""
+    x = (x * decay).exp()
+    for _ in range(RUN + 2):
+        x = x / (x.sum(-1, keepdim=True) + 1e-3)
+        x = x / (x.sum(-2, keepdim=True) + 1e-3)
+    return x
+
+
+def layers(x: Tensor, decay: Tensor) -> Tensor:
+    """Products with a weight, which ranks may split, stay products."""
+    weight = decay[:, None] * decay
+    for _ in range(5):
+        x = (x @ weight).tanh()
+    return x
+
+
+def of_neighbour(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i - 1]
+        out[:, i] = state
+    return out
+
+
+def by_number(x: Tensor, decay: Tensor) -> Tensor:
+    i = 2  # so that the name has a value before the loop
+    x = x * i
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i] * i
+        out[:, i] = state
+    return out
+
+
+def in_place(x: Tensor, decay: Tensor) -> Tensor:
+    """What is read has been written before, by another name."""
+    out = 2 * x
+    same, state = out, torch.zeros_like(x[:, 0])
+    for i in range(x.shape[1]):
+        out[:, i] = state + 1
+        state = state * decay + same[:, i].clone()
+    return out
+
+
+def without_gradient(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = (state * decay).detach() + x[:, i]
+        out[:, i] = state
+    return out
+
+
+def told_afterwards(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        new = x[:, i] * decay
+        state = state + new
+        out[:, i] = state
+    return out + new[:, None]
+
+
+def broadcast(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = x.new_zeros(1, 1), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = state * decay.sum() + x[:, i].sum()
+        out[:, i] = state
+    return out
+
+
+def half_of_it(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1] - 1):
+        state = state * decay + x[:, i]
+        out[:, i] = state
+    return out
+
+
+def growing(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = x[:, :1] * decay, torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = torch.cat([state, x[:, i].unsqueeze(1)], 1)
+        out[:, i] = state.sum(1)
+    return out
+
+
+class Counting:
+    """Something that counts how often it is called."""
+
+    calls = 0
+
+    def scale(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * 2
+
+
+def with_calls(x: Tensor, decay: Tensor) -> Tensor:
+    state, out, counting = torch.zeros_like(x[:, 0]), torch.zeros_like(x), Counting()
+    for i in range(x.shape[1]):
+        state = state * decay + counting.scale(x[:, i])
+        out[:, i] = state
+    return out * counting.calls
+
+
+class Steps(nn.Module):
+    """Something computed token by token."""
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.decay = nn.Parameter(torch.linspace(0.2, 0.9, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x * self.scale, self.decay).square().mean()
+
+
+def _traced(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Graph, Steps, Tensor]:
+    torch.manual_seed(0)
+    model, x = Steps(compute).double(), torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    return trace(model, (x,)), model, x
+
+
+@pytest.mark.parametrize(
+    ("compute", "found"),
+    [(stacked, 1), (kept, 1), (written, 1), (again, 1), (layers, 0), (of_neighbour, 0),
+     (by_number, 0), (in_place, 0),
+     (without_gradient, 0), (told_afterwards, 0), (broadcast, 0), (half_of_it, 0), (growing, 0),
+     (with_calls, 0)],
+)  # fmt: skip
+def test_a_loop_is_a_recurrence_only_if_all_rounds_are_alike(
+    compute: Callable[[Tensor, Tensor], Tensor], found: int
+) -> None:
+    graph, model, x = _traced(compute)
+    assert [op.target for op in graph.ops].count(RECURRENCE) == found
+    wanted = model(x)
+    of_wanted = torch.autograd.grad(wanted, [model.scale, model.decay], allow_unused=True)
+    made = interpret(graph, model, (x,))[graph.loss]
+    of_made = torch.autograd.grad(made, [model.scale, model.decay], allow_unused=True)
+    assert torch.allclose(made, wanted, rtol=1e-13)
+    for a, b in zip(of_made, of_wanted, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, rtol=1e-11)
+    assert torch.stack([x[0]]).shape == (1, *x[0].shape) and "range" not in globals()
+
+
+def test_ranks_have_samples_or_channels_and_no_part_of_what_a_step_mixes() -> None:
+    graph, _, _ = _traced(stacked)
+    (op,) = (op for op in graph.ops if op.target == RECURRENCE)
+    make = facts(op.target).rule
+    rule = make(op, graph) if make else None
+    assert rule is not None
+    batch, channels = (dim[0] for dim in rule.inputs[0])
+    assert rule.inputs == (
+        ((batch,), (channels,)),
+        ((batch,), ("steps",), (channels,)),
+        ((channels,),),
+    )
+    assert rule.outputs == (((batch,), (channels,)), (("steps",), (batch,), (channels,)))
+    assert rule.split == {batch, channels}
+    graph, _, _ = _traced(written)
+    (op,) = (op for op in graph.ops if op.target == RECURRENCE)
+    make = facts(op.target).rule
+    rule = make(op, graph) if make else None
+    assert rule is not None
+    assert len(rule.split) == 1  # matrices are summed over
+    assert all(dims[0] == (next(iter(rule.split)),) for dims in rule.outputs)
+
+
+def test_flops_and_kernels_are_those_of_all_steps() -> None:
+    graph, _, _ = _traced(stacked)
+    (op,) = (op for op in graph.ops if op.target == RECURRENCE)
+    step = step_of(str(op.arg("step")))
+    assert step_of(step.text()) == step
+    assert op.flops >= LENGTH * 3 * BATCH * WIDTH
+    assert op.flops % (LENGTH * BATCH * WIDTH) == 0
+    count = facts(op.target).one_by_one
+    assert count and count(op, graph)[0] == LENGTH * 4  # three of the step, one that leaves a place
+
+
+@pytest.mark.parametrize("compute", [stacked, again])
+def test_memory_is_what_is_held(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """States before each run, and what the steps of one run make."""
+    torch.manual_seed(0)
+    x = 0.1 * torch.randn(64, 128, WIDTH)
+    assert told_of_held(Steps(compute), (x,), "fp32") == pytest.approx(1.0, abs=0.005)
+
+
+def test_states_may_begin_in_a_narrower_type() -> None:
+    """As in copies in bfloat16, whose states are sums in float32."""
+
+    def wider(x: Tensor, decay: Tensor) -> Tensor:
+        state, out = x.new_zeros(x.shape[0], WIDTH), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = state * decay.float() + x[:, i].float()
+            out[:, i] = state
+        return out
+
+    model, x = Steps(wider).bfloat16(), torch.randn(BATCH, LENGTH, WIDTH).bfloat16()
+    graph = trace(model, (x,))
+    assert [op.target for op in graph.ops].count(RECURRENCE) == 1
+    assert torch.equal(interpret(graph, model, (x,))[graph.loss], model(x))
