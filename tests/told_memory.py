@@ -10,6 +10,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
@@ -31,6 +32,20 @@ def told_of_pipeline(
     plan = _plan(model, data, precision, "sgd", pp=2, **choice)
     held = run_ranks(2, _held, model, plan, data)
     return [_told(plan, rank) / nbytes for rank, nbytes in enumerate(held)]
+
+
+def told_of_pinned(
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, *pins: str
+) -> list[float]:
+    """The same of each of two ranks, with AdamW and what a search finds with such pins."""
+    torch.manual_seed(0)
+    plan = search(
+        trace(model, data, precision=precision), Cluster.local(2), optimizer="adamw",
+        precision=precision, constraints=(*pins, "recompute=none"), progress=False,
+    )  # fmt: skip
+    stages = [next(i for i, s in enumerate(plan.stages) if rank in s.devices) for rank in (0, 1)]
+    held = run_ranks(2, _held, model, plan, data)
+    return [_told(plan, stage) / nbytes for stage, nbytes in zip(stages, held, strict=True)]
 
 
 def _plan(
