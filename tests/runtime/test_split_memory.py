@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.told_memory import told_of_pinned
 
-WORDS, TOKENS = 256, 64
+WORDS, TOKENS = 512, 128
 
 
 class _Language(nn.Module):
@@ -15,14 +15,14 @@ class _Language(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=WORDS, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS,
+            vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
+            num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
             use_cache=False,
         ))  # fmt: skip
 
     def forward(self, ids: Tensor) -> Tensor:
-        logits = self.model(ids).logits[:, :-1]
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss: Tensor = self.model(ids, labels=ids).loss
+        return loss
 
 
 @pytest.mark.parametrize(
