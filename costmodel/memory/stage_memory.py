@@ -324,16 +324,25 @@ class StageMemory:
     def forward_rises(self) -> list[tuple[int, _Rise]]:
         """What it rises by within a forward, block by block."""
         found: list[tuple[int, _Rise]] = []
-        saved = 0
-        under = [lines for lines in (self._gathered(1), *[g.late for g in self.groups]) if lines]
+        saved = whole = 0
+        under = self._under_forward()
         for index, block in enumerate(self.blocks):
-            arriving, whole = (sum([lines[index][i] for lines in under]) for i in (0, 1))
-            if arriving:
+            if under:
+                arriving, whole = under[index]
                 found.append((index, (0, saved, arriving, 0)))
             workspace = block.forward - block.saved
             saved += block.saved
             found.append((index, (0, saved, whole, workspace)))
         return found
+
+    def _under_forward(self) -> Sequence[tuple[int, int]]:
+        """Parameters that a forward gathers, and what goes under it, before each block and while it
+        runs; none where nothing does."""
+        lines = [each for each in (self._gathered(1), *[g.late for g in self.groups]) if each]
+        if len(lines) < 2:
+            return lines[0] if lines else ()
+        return [(sum([n for n, _ in at]), sum([n for _, n in at]))
+                for at in zip(*lines, strict=True)]  # fmt: skip
 
     def _remaking(self) -> list[_Rise]:
         found, made, ahead = [], self.saved, self._gathered(1)

@@ -55,6 +55,9 @@ class AxisPrices:
             flops / max(device.peak_flops.values()), nbytes / device.memory_bandwidth_bytes_per_s
         )
 
+    def packed_s(self, nbytes: float) -> float:
+        return nbytes / self.site.device.memory_bandwidth_bytes_per_s
+
     def stored_s(self, nbytes: int) -> float:
         return 0.0
 

@@ -40,7 +40,7 @@ def inside_s(
             )
     if passes := inner_passes(op, strategy, ranks, inputs, outputs):
         moved = passes.forward_bytes + passes.backward_bytes * trains
-        seconds[False] += prices.op_s(0.0, moved * samples / graph.batch_size)
+        seconds[False] += prices.packed_s(moved * samples / graph.batch_size)
     return Inside(beside=seconds[True], alone=seconds[False])
 
 

@@ -19,6 +19,9 @@ class Prices(Protocol):
     def op_s(self, flops: float, nbytes: float) -> float:
         """One op that does `flops` and moves `nbytes`."""
 
+    def packed_s(self, nbytes: float) -> float:
+        """Reading and writing so many bytes for messages inside of ops."""
+
     def stored_s(self, nbytes: int) -> float:
         """What it is worth not to store `nbytes` of parameters."""
 
@@ -60,6 +63,9 @@ class AlphaBeta:
     def op_s(self, flops: float, nbytes: float) -> float:
         return max(flops / self.flops_per_s, nbytes / self.memory_bandwidth)
 
+    def packed_s(self, nbytes: float) -> float:
+        return 0.0  # as if fused
+
     def stored_s(self, nbytes: int) -> float:
         return nbytes * self.state_per_parameter_byte / self.memory_bandwidth
 
@@ -82,6 +88,9 @@ class DataPrices:
 
     def op_s(self, flops: float, nbytes: float) -> float:
         return max(flops * 1e-14, nbytes * 1e-12)
+
+    def packed_s(self, nbytes: float) -> float:
+        return 0.0
 
     def stored_s(self, nbytes: int) -> float:
         return 0.0

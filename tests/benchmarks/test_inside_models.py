@@ -20,7 +20,7 @@ CASES = [
     ("llama", {"cp": 3, "tp": 2}, (3, 1), "S(2) S(2) S(2) -> S(2)"),
     ("llama", {"cp": 4, "tp": 2}, (2,), " ".join([ZIGZAG] * 3) + f" -> {ZIGZAG}"),
     ("bert_mlm", {"cp": 3}, (8,), "S(2) S(2) S(2) S(2) -> S(2)"),
-    ("mixtral", {"cp": 2, "ep": 2}, (3, 1),
+    ("mixtral", {"cp": 3, "ep": 2}, (3, 1),
      "S(0,outer=8) S(0,outer=8) S(0,outer=8) S(0) S(0) -> S(0,outer=8)"),
     ("vgg19", {"cp": 2}, (5, 3), "S(2) R|P R|P -> S(2)"),
     ("resnet50", {"cp": 2}, (8,), "S(2) R|P -> S(2)"),
