@@ -370,7 +370,7 @@ class Walk(Trace):
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
             passes = inner_passes(op, strategy, ranks, inputs, outputs)
-            if passes and self.site.run_as is USUAL:
+            if passes and self.site.run_as.packs_rings:
                 self._compute(moving(passes, local.differentiable, self.site.device))
             for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
                 key = op.name, self.facts.roots[op.inputs[i]]

@@ -64,6 +64,9 @@ class Style:
     balanced: bool = False
     """With context parallelism each rank has an early and a late part of the sequence, so that
     causal attention is shared out evenly."""
+    packs_rings: bool = False
+    """Rings of attention pack messages and add parts up by operators, as ours do
+    (`ir.layout.op_messages.Passes`); without it, what that takes is not known."""
     token_to: TokenTo = "rank"
     """What gets an expert's token once: each expert that it picked, each rank of them, or each node
     of them, whose ranks hand it on to one another. `neighbours`: the same, and its experts are

@@ -5,6 +5,7 @@ from meshwright.ir.styles import Style
 
 STYLE = Style(
     title="meshwright's runtime",
+    packs_rings=True,
     libraries=2026,
     kernels="auto",
     narrow_experts=True,
