@@ -131,10 +131,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Parti
 
 def add_part(whole: PartialAttention, part: PartialAttention) -> None:
     """Makes `whole` the attention to the keys of both, in its place and in one pass over it."""
-    share = torch.sigmoid(part.total - whole.total)
-    # A query that sees none of the keys of either has -inf twice, and no share.
-    whole.out.lerp_(part.out, share.nan_to_num_(0.0))
-    torch.logaddexp(whole.total, part.total, out=whole.total)
+    total = torch.logaddexp(whole.total, part.total)
+    whole.out.lerp_(part.out, (part.total - _finite(total)).exp())
+    whole.total.copy_(total)
 
 
 def _finite(total: Tensor) -> Tensor:

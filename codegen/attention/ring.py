@@ -110,12 +110,12 @@ class _Backward:
         packed = wide(key.new_empty(0)).new_zeros(ring.numel(owner))
         to_key, to_value = ring.parts(packed, owner)
         for rows, columns, visible in ring.pieces(owner, self.mask):
-            # `x[...] += y` would copy the sum onto itself.
             found = attend_backward(
                 self.query[..., rows, :], key[..., columns, :], value[..., columns, :], visible,
                 AttentionStats(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
                 self.wants_mask,
             )  # fmt: skip
+            # `x[...] += y` would copy the sum onto itself, too.
             to_query[..., rows, :].add_(found.query)
             to_key[..., columns, :].add_(found.key)
             to_value[..., columns, :].add_(found.value)

@@ -56,7 +56,8 @@ class AxisPrices:
         )
 
     def packed_s(self, nbytes: float) -> float:
-        return nbytes / self.site.device.memory_bandwidth_bytes_per_s
+        packs = self.site.run_as.packs_rings
+        return packs * nbytes / self.site.device.memory_bandwidth_bytes_per_s
 
     def stored_s(self, nbytes: int) -> float:
         return 0.0
@@ -183,6 +184,7 @@ def _site(tables: CostTables, model: ModelMesh) -> StageSite:
         coordinates=dict.fromkeys(names, 0),
         device=tables.cluster.device(0),
         levels=dict(zip(names, levels, strict=True)),
+        run_as=tables.run_as,
         shares_cores=slowdown(tables.cluster) > 1.0,
     )
 

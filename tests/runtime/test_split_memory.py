@@ -1,42 +1,42 @@
-"""Memory of ranks that share a model's tokens or parameters: predicted beside tracked bytes."""
+"""Memory of backwards in two halves: what the first half makes again stays until the second."""
 
-import pytest
-import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.models import CASES
+from meshwright.testing.peaks import peak_of
+from meshwright.testing.spawn import run_ranks
+from tests.overlap_plans import planned
+from tests.traces import zoo_graph
 
-from tests.told_memory import told_of_pinned
-
-WORDS, TOKENS = 512, 128
-
-
-class _Language(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
-            num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
-            use_cache=False,
-        ))  # fmt: skip
-
-    def forward(self, ids: Tensor) -> Tensor:
-        loss: Tensor = self.model(ids, labels=ids).loss
-        return loss
+BATCH = 32
+SPLIT = ("zero_bubble", "zbv", "dual_pipe_v")
 
 
-@pytest.mark.parametrize(
-    "pins",
-    [
-        # Results of rings lie so that the next product reads them as they are.
-        ("cp=2", "num_microbatches=1"),
-        # Gathered behind a cast that does nothing: what is gathered is kept.
-        ("tp_col=2", "num_microbatches=1"),
-        # What is on its way under a forward has come when that has most.
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1"),
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2"),
-    ],
-)
-def test_memory_of_ranks_that_share_tokens_or_parameters(pins: tuple[str, ...]) -> None:
-    data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    assert told_of_pinned(_Language(), data, "fp32", *pins) == pytest.approx([1, 1], rel=0.01)
+def test_it_is_as_predicted() -> None:
+    made = {}
+    for schedule in SPLIT:
+        graph, plan = planned("gpt2", BATCH, "none", tp=1, pp=2, num_microbatches=4,
+                              schedule=schedule, recompute="full")  # fmt: skip
+        asked = make_problem(graph, Cluster.local(2), precision="fp64", optimizer="adam")
+        made[schedule] = plan, predict_plan(asked, plan)
+    found = run_ranks(2, _peaks, [plan for plan, _ in made.values()])
+    for number, (schedule, (plan, predicted)) in enumerate(made.items()):
+        for rank in (0, 1):
+            index = plan.schedule.parse().ranks[rank][0].stage
+            (device,) = plan.stages[index].devices
+            room = predicted.stages[index].memory.tensor_bytes / found[device][number]
+            assert 0.99 <= room <= 1.04, (schedule, rank, room)
+
+
+def _peaks(plans: list[Plan]) -> list[int]:
+    case = CASES["gpt2"]
+    graph = zoo_graph(case, BATCH)
+    jobs = (
+        compile_job(case.model(), plan, loss_fn=case.loss_fn, optimizer="adam", device="cpu",
+                    graph=graph)
+        for plan in plans
+    )  # fmt: skip
+    return [peak_of(job, case.example(BATCH)) for job in jobs]

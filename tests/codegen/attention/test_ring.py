@@ -274,6 +274,20 @@ def test_volume() -> None:
     ]
 
 
+def test_what_is_no_number_is_not_left_out() -> None:
+    """A key that has gone wrong is seen by all queries after it, whichever rank has it."""
+
+    def body(comm: Comm) -> Tensor:
+        q, k, v = (torch.ones(1, 2, 8, 4, dtype=F64) for _ in range(3))
+        k[..., 1, :] = torch.nan
+        parts = (split(x, (4, 4), comm.coordinates["cp"]) for x in (q, k, v))
+        return ring_attention(comm, *parts, "cp", (4, 4), (4, 4), is_causal=True)
+
+    made = torch.cat(simulate({"cp": 2}, body), -2)
+    wrong = made.isnan().any(-1)
+    assert wrong[..., 1:].all() and not wrong[..., 0].any()
+
+
 def test_half_precision_is_added_up_in_single() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 12, 8, generator=generator).bfloat16() for _ in range(3))

@@ -1,0 +1,42 @@
+"""Memory of ranks that share a model's tokens or parameters: predicted beside tracked bytes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.told_memory import told_of_pinned
+
+WORDS, TOKENS = 512, 128
+
+
+class _Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
+            num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
+            use_cache=False,
+        ))  # fmt: skip
+
+    def forward(self, ids: Tensor) -> Tensor:
+        loss: Tensor = self.model(ids, labels=ids).loss
+        return loss
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        # Results of rings lie so that the next product reads them as they are.
+        ("cp=2", "num_microbatches=1"),
+        # Gathered behind a cast that does nothing: what is gathered is kept.
+        ("tp_col=2", "num_microbatches=1"),
+        # What is on its way under a forward has come when that has most.
+        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1"),
+        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2"),
+    ],
+)
+def test_memory_of_ranks_that_share_tokens_or_parameters(pins: tuple[str, ...]) -> None:
+    data = (torch.randint(0, WORDS, (8, TOKENS)),)
+    assert told_of_pinned(_Language(), data, "fp32", *pins) == pytest.approx([1, 1], rel=0.01)
