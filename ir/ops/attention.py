@@ -11,6 +11,7 @@ from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.op_forms import numbered, only_axis, run_sizes, sharded, splitting, then
 from meshwright.ir.graph.op_site import Form, OpSite, Value
+from meshwright.ir.graph.ring_passes import RingPart
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -215,40 +216,23 @@ def _messages(
 def _passes(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> Passes | None:
-    """Of ring attention, counted in `codegen/attention/ring.py`: sums are as wide as float32."""
+    """Of ring attention."""
     query, key, value = inputs[:3]
-    if not _goes_round(strategy, len(key.shape)):
-        return None
-    keys, results, queries = (
-        sum(prod(x.shape) for x in some) / ranks for some in ((key, value), outputs, (query,))
-    )
-    item = key.nbytes // max(prod(key.shape), 1)
-    wide = max(item, 4)
-    casts = 0 if item == wide else item + wide
-    causal = bool(given(op, "is_causal"))
     placed = strategy.inputs[0]
-    sections = placed.outer if isinstance(placed, Shard) else 1
-    # In zigzag one half of the runs meets what a rank of before has, or all of them one half of it.
-    later = 0.75 if causal and isinstance(placed, Shard) and placed.zigzag else 1.0
-    own = (sections + 1) / 2 if causal else 1.0
-    parts = own + later * (ranks - 1)
-    pieces = (2 * sections - 1 if causal else 1) + ranks - 1
-    together = 2 * item * keys
-    forward = together + 3 * wide * results  # zeros, and the first part in their place
-    forward += results * (3 * wide * (parts - 1) + casts * (parts + 1))
-    totals = sum(prod(x.shape[:-1]) for x in outputs) / ranks  # one of each row
-    forward += totals * wide * (12 * (parts - 1) + 3)
-    heads = [prod(x.shape[:-2]) for x in (query, key)]
-    if heads[0] > heads[1]:  # queries of one head of keys side by side
-        beside = 2 * item * (parts - causal)
-        copied = beside * queries
-        if causal:  # or a head of keys for each of queries
-            copied += item * keys * (1 + heads[0] / heads[1])
-        forward += copied
-        together += 2 * copied + beside * (2 * results - queries)
-    backward = together + wide * (queries + ranks * keys) + 3 * wide * (ranks - 1) * keys
-    backward += (queries + keys) * (3 * wide * parts + casts * (parts + 1))
-    return Passes(round(forward), round(backward), 4 + 8 * pieces, 4 + 6 * pieces + 2 * ranks)
+    if not _goes_round(strategy, len(key.shape)) or not isinstance(placed, Shard):
+        return None
+    return RingPart(
+        ranks=ranks,
+        sections=placed.outer,
+        zigzag=placed.zigzag,
+        causal=bool(given(op, "is_causal")),
+        item=key.nbytes // max(prod(key.shape), 1),
+        queries=prod(query.shape) / ranks,
+        keys=(prod(key.shape) + prod(value.shape)) / ranks,
+        results=prod(outputs[0].shape) / ranks,
+        rows=prod(outputs[0].shape[:-1]) / ranks,
+        heads=prod(query.shape[:-2]) / max(prod(key.shape[:-2]), 1),
+    ).passes
 
 
 _ATTENTION = OpFacts(op_class=OpClass.ATTENTION)
