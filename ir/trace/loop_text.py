@@ -1,0 +1,237 @@
+"""What the text of a loop over tokens says of a round: what it reads, leaves and takes along."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.trace.loops import SeenLoop
+
+_NOT_OF_STEPS = frozenset("data detach grad item no_grad numpy requires_grad_ tolist".split())
+"""What hides a gradient or a value."""
+
+
+class NotAlike(Exception):
+    """A loop is none of ours."""
+
+
+@dataclass(slots=True)
+class LoopRound:
+    """What the text of a loop says of a round."""
+
+    number: str
+    reads: list[tuple[str, ast.Subscript]] = field(default_factory=list)
+    """A tensor, and how the round reads its part of it."""
+    writes: dict[str, int] = field(default_factory=dict)
+    """A tensor that it writes its part of -> along which dim."""
+    lists: list[str] = field(default_factory=list)
+    """Those at whose end it puts something."""
+    carried: list[str] = field(default_factory=list)
+    """Names that it reads as the round before has left them."""
+    made: set[str] = field(default_factory=set)
+    """All that it assigns."""
+    fixed: list[str] = field(default_factory=list)
+    """Names of the outside that it reads and does not assign."""
+    kinds: dict[str, torch.dtype] = field(default_factory=dict)
+    """Dtypes of tensors of the outside that it asks for, by name."""
+    lines: list[ast.stmt] = field(default_factory=list)
+    """The round, with names in the place of what it reads and leaves."""
+
+    @property
+    def places(self) -> list[tuple[int, str]]:
+        """The dims that parts are taken along, and the tensors that they are of."""
+        found = []
+        for name, node in self.reads:
+            index = indices_of(node)
+            found.append((next(i for i, x in enumerate(index) if is_name(x, self.number)), name))
+        return found
+
+
+def read_text(loop: SeenLoop) -> LoopRound:
+    """Reads what a loop's rounds do; NotAlike if the text does not tell, or tells of more."""
+    statement = loop.statement
+    if statement.orelse or not isinstance(statement.target, ast.Name):
+        raise NotAlike
+    found = LoopRound(statement.target.id)
+    values = loop.values
+    assigned = {name for line in statement.body for name in _assigned(line)}
+    for line in statement.body:
+        rewrite = _Rewrite(found, assigned, loop)
+        if isinstance(line, ast.Assign) and len(line.targets) == 1:
+            value, target = rewrite.visit(_copy(line.value)), line.targets[0]
+        elif isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name):
+            read = ast.BinOp(ast.Name(line.target.id, ast.Load()), line.op, _copy(line.value))
+            value, target = rewrite.visit(read), line.target
+        elif isinstance(line, ast.Expr) and _appended(line.value):
+            call = line.value
+            assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            assert isinstance(call.func.value, ast.Name)
+            name = call.func.value.id
+            if name in found.lists or not isinstance(values.get(name), list):
+                raise NotAlike
+            found.lists.append(name)
+            value, target = rewrite.visit(_copy(call.args[0])), ast.Name(left_in(name), ast.Store())
+        else:
+            raise NotAlike
+        if isinstance(target, ast.Subscript):
+            name, dim = _written(target, found.number, values)
+            if name in found.writes or name in assigned:
+                raise NotAlike
+            found.writes[name] = dim
+            target = ast.Name(left_in(name), ast.Store())
+        elif isinstance(target, ast.Name):
+            found.made.add(target.id)
+        else:
+            raise NotAlike
+        found.lines.append(ast.Assign([target], value))
+    outside = {*found.fixed, *(name for name, _ in found.reads)}
+    left = {*found.writes, *found.lists}
+    if outside & left or found.number in found.made or not (left or found.carried):
+        raise NotAlike
+    if loop.read_after(found.made - set(found.carried)):
+        raise NotAlike
+    return found
+
+
+def _copy(node: ast.expr) -> ast.expr:
+    parsed = ast.parse(ast.unparse(node), mode="eval")
+    return parsed.body
+
+
+def _assigned(line: ast.stmt) -> Iterator[str]:
+    targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
+    yield from (x.id for x in targets if isinstance(x, ast.Name))
+
+
+def _appended(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "append" and isinstance(node.func.value, ast.Name)
+        and len(node.args) == 1 and not node.keywords
+    )  # fmt: skip
+
+
+def left_in(name: str) -> str:
+    """Names what a round leaves in its place of a tensor, or at the end of a list; no name that
+    code can have."""
+    return f"left in {name}"
+
+
+def part_of(number: int) -> str:
+    """Names what a round reads of a tensor, by which of its reads that is."""
+    return f"part {number}"
+
+
+def _written(target: ast.Subscript, number: str, values: Any) -> tuple[str, int]:
+    """The tensor that a round writes its part of, whole but for that place."""
+    if not isinstance(target.value, ast.Name):
+        raise NotAlike
+    index = indices_of(target)
+    at = [i for i, x in enumerate(index) if is_name(x, number)]
+    whole = values.get(target.value.id)
+    if len(at) != 1 or not isinstance(whole, Tensor) or len(index) > whole.ndim:
+        raise NotAlike
+    if not all(_is_all(x) for i, x in enumerate(index) if i != at[0]):
+        raise NotAlike
+    return target.value.id, at[0]
+
+
+def _is_all(index: ast.expr) -> bool:
+    return isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step)
+
+
+def _is_constant(index: ast.expr | None) -> bool:
+    """Whether it takes the same part in each round, as the text says: `:`, `-1`, `None`, `2:`."""
+    if isinstance(index, ast.Slice):
+        return all(map(_is_constant, (index.lower, index.upper, index.step)))
+    if isinstance(index, ast.UnaryOp):
+        index = index.operand
+    return index is None or isinstance(index, ast.Constant)
+
+
+class _Rewrite(ast.NodeTransformer):
+    """Notes what a line reads, with names in the place of its parts of tensors."""
+
+    def __init__(self, found: LoopRound, assigned: set[str], loop: SeenLoop) -> None:
+        self._found, self._assigned = found, assigned
+        self._values, self._names = loop.values, loop.names
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        tensor = node.value
+        index = indices_of(node)
+        at = [i for i, x in enumerate(index) if is_name(x, self._found.number)]
+        outside = isinstance(tensor, ast.Name) and tensor.id not in self._assigned
+        if not at or not outside:
+            return self.generic_visit(node)
+        assert isinstance(tensor, ast.Name)
+        whole = self._values.get(tensor.id)
+        if len(at) > 1 or not isinstance(whole, Tensor) or at[0] >= whole.ndim:
+            raise NotAlike
+        if not all(map(_is_all, index[: at[0]])):
+            raise NotAlike
+        if not all(map(_is_constant, index[at[0] + 1 :])):
+            raise NotAlike
+        name = ast.Name(part_of(len(self._found.reads)), ast.Load())
+        self._found.reads.append((tensor.id, node))
+        after = [*index[: at[0]], *index[at[0] + 1 :]]
+        if all(map(_is_all, after)):
+            return name
+        return ast.Subscript(name, ast.Tuple(after, ast.Load()), ast.Load())
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if node.attr == "dtype" and isinstance(node.value, ast.Name):
+            whole = self._values.get(node.value.id)
+            if node.value.id not in self._assigned and isinstance(whole, Tensor):
+                name = f"dtype of {node.value.id}"
+                self._found.kinds[name] = whole.dtype
+                return ast.Name(name, ast.Load())
+        if node.attr in _NOT_OF_STEPS or node.attr.endswith("_"):
+            raise NotAlike
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Of tensors and of modules of functions; what else is called may do more than compute."""
+        asked = node.func
+        if not isinstance(asked, ast.Attribute):
+            raise NotAlike
+        while isinstance(asked, ast.Attribute):
+            asked = asked.value
+        if isinstance(asked, ast.Name) and asked.id not in self._assigned:
+            held = self._values.get(asked.id, self._names.get(asked.id))
+            if not isinstance(held, Tensor) and not _is_of_torch(held):
+                raise NotAlike
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        found, name = self._found, node.id
+        if name == found.number:
+            raise NotAlike
+        if name in self._assigned:
+            if name not in found.made and name not in found.carried:
+                found.carried.append(name)
+        elif name in self._values and name not in found.fixed:
+            found.fixed.append(name)
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Lambda | ast.comprehension | ast.NamedExpr | ast.Await | ast.Yield):
+            raise NotAlike
+        return super().generic_visit(node)
+
+
+def _is_of_torch(held: object) -> bool:
+    return isinstance(held, ModuleType) and held.__name__.split(".")[0] == "torch"
+
+
+def indices_of(node: ast.Subscript) -> list[ast.expr]:
+    """Returns what a subscript says of each dim."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def is_name(node: ast.expr, name: str) -> bool:
+    """Returns whether an expression is that name alone."""
+    return isinstance(node, ast.Name) and node.id == name
