@@ -115,7 +115,7 @@ def estimate_all(
             schedule, times, endings, meeting_s=meeting_s, cores=step_cores(tables.cluster),
             talking=_talking(models, slow), detail=detail,
         )  # fmt: skip
-    prediction = _prediction(tables, plan, costs, models, times, stepped, hides=slow == 1.0)
+    prediction = _prediction(tables, plan, costs, models, times, stepped, slow)
     return Estimate(prediction, stepped, costs, models, times)
 
 
@@ -228,8 +228,7 @@ def _prediction(
     models: Sequence[StageModel],
     times: Sequence[StageTimes],
     stepped: StepTimes,
-    *,
-    hides: bool,
+    slow: float,
 ) -> Prediction:
     extra = _beside_s(tables, plan, costs, models)
     parts = breakdown(stepped, times, extra)
@@ -241,7 +240,7 @@ def _prediction(
         error_band=error_band(parts, bands_of(costs, models, owners[parts.rank]))
         * _narrower(tables),
         source=worst_source([cost.cost.source for cost in costs]),
-        stages=_stages(tables, plan, costs, models, stepped, hides),
+        stages=_stages(tables, plan, costs, models, stepped, slow),
         breakdown=parts,
     )
 
@@ -259,7 +258,7 @@ def _stages(
     costs: Sequence[StageCosts],
     models: Sequence[StageModel],
     stepped: StepTimes,
-    hides: bool,
+    slow: float,
 ) -> tuple[StagePrediction, ...]:
     table = stepped.timeline.table
     memories = rank_memories(tables, plan, table, costs, models)
@@ -269,9 +268,9 @@ def _stages(
             backward_s=model.backward_s,
             send_s=cost.send_s,
             sync_s=stepped.ended[rank].gradients_s + stepped.ended[rank].publish_s,
-            optimizer_s=model.optimizer.seconds,
+            optimizer_s=model.optimizer.seconds * slow,
             memory=memories[rank],
-            hidden_s=model.hidden_s if hides else 0.0,
+            hidden_s=model.hidden_s if slow == 1.0 else 0.0,
         )
         for cost, model, rank in zip(costs, models, table.owners, strict=True)
     )

@@ -60,16 +60,18 @@ def learn(
     expected: Expected,
     runs: Sequence[Measured],
     shape: Callable[[int, str], tuple[GroupShape, int]],
+    slow: float = 1.0,
 ) -> tuple[Learned, ...]:
     """New records of the machine that the run and the profile are of.
 
     `uses`: the blocks of each stage. `expected`: what this profile makes of the plan. `shape`: of a
-    stage and an axis, the kind of group and how many of them work at once.
+    stage and an axis, the kind of group and how many of them work at once. `slow`: times by which
+    ranks that step at once are slower than with a core each, which is what records are of.
     """
     return (
         *_blocks(profile, uses, expected, runs),
         *_collectives(runs, shape),
-        *_optimizers(plan, runs),
+        *_optimizers(plan, runs, slow),
         *_memory(profile, plan, expected, runs),
     )
 
@@ -178,12 +180,12 @@ def _collectives(
         )
 
 
-def _optimizers(plan: Plan, runs: Sequence[Measured]) -> Iterator[OptimizerRecord]:
+def _optimizers(plan: Plan, runs: Sequence[Measured], slow: float) -> Iterator[OptimizerRecord]:
     """One per size; of ranks with equal ones the middle."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for m in runs:
         if m.updated_tensors and "optimizer" in m.phases:
-            found[m.updated_tensors, m.updated_bytes].append(m.phases["optimizer"].median_s)
+            found[m.updated_tensors, m.updated_bytes].append(m.phases["optimizer"].median_s / slow)
     for (tensors, nbytes), seconds in found.items():
         middle = median(seconds)
         spread = (max(seconds) - min(seconds)) / 2 / middle if middle else 0.0

@@ -64,6 +64,7 @@ class StagePrediction:
     sync_s: float
     """Gradient synchronisation and parameter gathering per step that is not overlapped."""
     optimizer_s: float
+    """Of a step, as all ranks take theirs at once: longer where they share cores."""
     memory: RankMemory
     hidden_s: float = 0.0
     """Of messages of a step that go under the next one's first forward, what that hides."""

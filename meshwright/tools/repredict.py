@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.arguments.targets import cluster_of, load_target
+from meshwright.costmodel.cores import slowdown
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.explain.compare import Comparison, compare
 from meshwright.costmodel.explain.expected import block_uses, expected_in_detail, group_shape
@@ -63,6 +64,7 @@ class Details:
             expected,
             self.runs,
             lambda stage, axis: group_shape(self.plan, self.cluster, stage, axis),
+            slow=slowdown(self.cluster),
         )
         with open_store(path) as store:
             store.add(machine, *records)

@@ -10,6 +10,7 @@ from meshwright.costmodel.simulate.compiled_schedule import F
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.program import Program, run, talk
 from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.plan.predicted import Prediction
 from meshwright.ir.plan.schedule import parse_schedule
 from tests.costmodel.models import mlp, plan
 
@@ -46,6 +47,25 @@ def test_measured_communication_takes_cores_from_everybody() -> None:
     half = _step_s(1.0 + TALKING)
     assert half == pytest.approx(_step_s(1.0))
     assert _step_s(1.9) > half * 1.01
+
+
+def test_a_stage_states_the_optimizer_step_that_its_rank_will_see() -> None:
+    """Two ranks on one core step at once, each at half speed; the step has it so, and so has its
+    stage."""
+    found = _estimate(cores=1)
+    assert found.stages[0].optimizer_s == pytest.approx(
+        2 * _estimate(cores=2).stages[0].optimizer_s
+    )
+    assert found.breakdown is not None
+    assert found.stages[0].optimizer_s == pytest.approx(found.breakdown.optimizer_s)
+
+
+def _estimate(cores: int) -> Prediction:
+    local = Cluster.local(2)
+    (node,) = local.nodes
+    node = Node(devices=node.devices, link=node.link, cores=cores)
+    cluster = Cluster(name="l", device_types=local.device_types, nodes=(node,))
+    return estimate(mlp(), cluster, plan(cluster, dp=2))[0]
 
 
 def _step_s(compute_slowdown: float) -> float:

@@ -136,6 +136,15 @@ def test_optimizer_steps_are_learned_by_size():
     assert found.time.median_s == pytest.approx((0.02 + 0.025) / 2)
 
 
+def test_of_ranks_that_share_cores_a_step_is_learned_as_with_a_core_each():
+    plan = predicted_plan()
+    found = learn(
+        PROFILE, plan, USES, expect(PROFILE), only_stage_0(plan), lambda stage, axis: (PAIR, 1), 2.0
+    )
+    (step,) = of_kind(found, OptimizerRecord)
+    assert step.time.median_s == pytest.approx((0.02 + 0.025) / 2 / 2)
+
+
 def test_memory_beyond_the_tensors_is_learned():
     """80 bytes come and go; the job adds 600 and 1200 where 500 were expected."""
     plan = predicted_plan()
