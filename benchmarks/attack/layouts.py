@@ -101,9 +101,9 @@ def _judged(
     try:
         found = run_ranks(plan.world_size, _train, model, plan, graph, batches, timeout_s=60)[0]
     except RankFailed as error:
-        return _refused(str(error))
+        return refused(str(error))
     used = {tensor.fqn for tensor in graph.tensors.values()}
-    return _compared(found, wanted[parts], used)
+    return compared(found, wanted[parts], used)
 
 
 def plan_of(graph: Graph, choice: dict[str, Any]) -> Plan:
@@ -124,7 +124,7 @@ def reference(model: Model, batches: list[Any], parts: int = 1) -> Trained:
     return Trained(tuple(losses), copy.deepcopy(dict(module.state_dict())))
 
 
-def _refused(text: str) -> tuple[bool, str]:
+def refused(text: str) -> tuple[bool, str]:
     """Whether one of the ranks refused in words; the others wait for it."""
     lines = text.strip().splitlines()
     for line in lines:
@@ -143,7 +143,7 @@ def _train(model: Model, plan: Plan, graph: Graph, batches: list[Any]) -> Traine
     return Trained(tuple(losses), state)
 
 
-def _compared(found: Trained, wanted: Trained, used: Set[str]) -> tuple[bool, str]:
+def compared(found: Trained, wanted: Trained, used: Set[str]) -> tuple[bool, str]:
     off = max(
         abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found.losses, wanted.losses, strict=True)
     )

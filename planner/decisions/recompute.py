@@ -8,7 +8,6 @@ from meshwright.forms.retention import fate_of, retention, shared_out
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, Stage
-from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.pins.constraints import allowed, is_scoped, pinned
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import EVERYWHERE, Constraint, Pin, Value
@@ -16,6 +15,7 @@ from meshwright.planner.problem import by_stage
 from meshwright.planner.problem.candidates import StageChoice, recomputable
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import asked as asked_saved
 from meshwright.planner.search.finish import changed
 
 _NONE, _FULL = "none", "full"

@@ -1,27 +1,18 @@
 """What becomes of the values of layers that the backward needs (`planner.problem.saved_modes`)."""
 
-from collections.abc import Iterable
-
 from meshwright.forms.retention import names_of, offered
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, Stage
-from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.pins.decision import Decision
-from meshwright.planner.pins.decisions import Constraint, Pin
-
-_NONE = "none"
+from meshwright.planner.pins.decisions import Pin
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import NONE, policy_of
 
 
 def saved_name(plan: Plan) -> str:
     """Return the form that was chosen, first of all one that moves, else `none`."""
-    return next(iter(names_of(plan)), _NONE)
-
-
-def asked(constraints: Iterable[Constraint]) -> str:
-    """Return the form that is pinned; empty if nothing is asked of values."""
-    name = pinned(constraints, "saved")
-    return "" if name in (None, _NONE) else str(name)
+    return next(iter(names_of(plan)), NONE)
 
 
 def _check(text: str, pin: Pin) -> None:
@@ -32,7 +23,17 @@ def _check(text: str, pin: Pin) -> None:
 
 def _keeps(pin: Pin, plan: Plan, graph: Graph) -> bool:
     """Several forms may have been chosen for the same plan."""
-    return any(map(pin.admits, names_of(plan) or (_NONE,)))
+    return any(map(pin.admits, names_of(plan) or (NONE,)))
+
+
+def _refused(problem: Problem, pin: Pin) -> str:
+    """By all blocks."""
+    if pin.value == NONE:
+        return ""
+    patterns = {block.pattern for block in problem.graph.blocks}
+    if any(policy_of(problem, pattern, str(pin.value)) for pattern in patterns):
+        return ""
+    return f"no block of the model has values that {pin.value} would treat in another way"
 
 
 def _show(stage: Stage) -> str:
@@ -43,12 +44,13 @@ def _show(stage: Stage) -> str:
 
 
 DECISION = Decision(
-    words=(_NONE, *offered()),
+    words=(NONE, *offered()),
     scope="plan",
     read=lambda plan, stage: saved_name(plan),
     check=_check,
     keeps=_keeps,
+    refused=_refused,
     place=5,
-    words_of=lambda plan: [name for name in [saved_name(plan)] if name != _NONE],
+    words_of=lambda plan: [name for name in [saved_name(plan)] if name != NONE],
     show=_show,
 )

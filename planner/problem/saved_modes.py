@@ -1,5 +1,6 @@
 """Named ways to treat what a block's backward needs: a policy each, for plans and for searchers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.costmodel.block.keeping import Policy
@@ -8,13 +9,20 @@ from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.memo import Memo
 from meshwright.ir.trace.changing import reads_changed
-from meshwright.planner.decisions.saved import asked
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.decisions import Constraint
 from meshwright.planner.problem.problem import Problem
 
+NONE = "none"
 _policies: Memo[tuple[str, str], Policy] = Memo()
 """By name of the mode and pattern."""
+
+
+def asked(constraints: Iterable[Constraint]) -> str:
+    """Return the form that is pinned; empty if nothing is asked of values."""
+    name = pinned(constraints, "saved")
+    return "" if name in (None, NONE) else str(name)
 
 
 @dataclass(frozen=True, slots=True)

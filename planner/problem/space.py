@@ -28,13 +28,13 @@ from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.across.model_space import widest_node
 from meshwright.planner.decisions.prefetch import depths
 from meshwright.planner.decisions.recompute import modes
-from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
 from meshwright.planner.inside.variants import sample_ranks_of, takes
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.candidates import StageChoice
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import asked as asked_saved
 from meshwright.planner.problem.schedule_tools import (
     SCHEDULES,
     USUAL,

@@ -121,5 +121,6 @@ def with_any_schedule(problem: Problem) -> Problem:
     """The problem; where schedules shall be made, that of finding pipelines to make them for."""
     if allowed(problem.constraints, "schedule", SCHEDULES):
         return problem
-    pipelines = freed(problem.constraints, "schedule", Pin("pp", 2, ">="))
+    needed = Pin("pp", 2, ">=", because="schedules are made for pipelines")
+    pipelines = freed(problem.constraints, "schedule", needed)
     return replace(problem, constraints=pipelines)

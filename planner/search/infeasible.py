@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Protocol
 
 from meshwright.ir.errors import Infeasible
@@ -29,6 +30,24 @@ _ALL = MemoryCap(nbytes=2**60)
 """A pin that lets a plan use all the memory that a device has."""
 
 
+def known_conflict(problem: Problem) -> Infeasible | None:
+    """Return the error where no search is needed to say that no plan keeps the pins: one is refused
+    by the model, or two give one decision different numbers."""
+    pins = [item for item in problem.constraints if isinstance(item, Pin)]
+    for pin in pins:
+        refused = DECISIONS[pin.name].refused
+        if refused and (why := refused(problem, pin)):
+            return Infeasible(f"no plan meets '{pin}': {why}")
+    for one, other in combinations(pins, 2):
+        both = one.relation == other.relation == "=" and one.scope == other.scope
+        numbers = isinstance(one.value, int) and isinstance(other.value, int)
+        if both and numbers and one.name == other.name and one.value != other.value:
+            free = [(a, b) for a, b in ((one, other), (other, one)) if not _because(a)]
+            instead = [f"without '{a}': {b}" for a, b in free]
+            return Infeasible("; ".join([*_told((one, other)), *instead]))
+    return None
+
+
 def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     """The error to raise for a problem that `solve` found no plan for."""
     solve = _once(solve)
@@ -36,12 +55,16 @@ def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     if free.best is None:
         return Infeasible(_too_large(problem, free) + _without_headroom(problem, (), solve))
     conflict = _minimal(problem, solve)
-    names = " and ".join(f"'{item}'" for item in conflict)
-    lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
-    lines += [f"'{item}' is pinned since {why}" for item in conflict if (why := _because(item))]
+    lines = _told(conflict)
     lines += [_relaxed(problem, conflict, item, solve) for item in conflict if not _because(item)]
     text = "; ".join(line for line in lines if line)
     return Infeasible(text + _without_headroom(problem, conflict, solve))
+
+
+def _told(conflict: Sequence[Constraint]) -> list[str]:
+    names = " and ".join(f"'{item}'" for item in conflict)
+    because = [f"'{item}' is pinned since {why}" for item in conflict if (why := _because(item))]
+    return [f"no plan meets {names}" + " together" * (len(conflict) > 1), *because]
 
 
 def _once(solve: Solve) -> Solve:

@@ -27,7 +27,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
 from meshwright.planner.search.found import SearchLog, close_to, simplest, with_reason
 from meshwright.planner.search.improve import all_made, improve, relieve, take_first
-from meshwright.planner.search.infeasible import explain, plain_reason
+from meshwright.planner.search.infeasible import explain, known_conflict, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
 from meshwright.planner.search.objectives import bounds_batch
 from meshwright.planner.search.offers import check_logs, find_searcher, is_baseline
@@ -200,6 +200,8 @@ def _finalists(
     deadline = time.monotonic() + time_limit_s
     name = _searcher(free, searcher, deadline)
     check_logs(problem, name)
+    if ruled_out := known_conflict(problem):
+        raise ruled_out
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
@@ -211,12 +213,14 @@ def _finalists(
             relieve(free, found, name, end if found.best is None else deadline)
         if found.best is None and not found.exhausted and not late:
             take_first(free, found, end, shown)
-        if free is not problem:
+        if free is not problem and not (found.best is None and found.exhausted):
             found = all_made(problem, found, deadline)
-        elif not is_baseline(name):
+        elif free is problem and not is_baseline(name):
             improve(problem, found, deadline)
     if found.best is None:
-        raise _why_none(problem, found, searcher, time_limit_s, end)
+        # What rules out pipelines rules out schedules made for them.
+        asked = free if found.exhausted else problem
+        raise _why_none(asked, found, searcher, time_limit_s, end, late=late)
     best = _finish(problem, found, name, end)
     others = (
         with_evidence(problem, p, replace(found, best=p), name, end) for p in close_to(best, found)
@@ -239,13 +243,20 @@ def _searcher(problem: Problem, name: str, deadline: float = float("inf")) -> st
 
 
 def _why_none(
-    problem: Problem, found: SearchLog, searcher: str, time_limit_s: float, end: float
+    problem: Problem,
+    found: SearchLog,
+    searcher: str,
+    time_limit_s: float,
+    end: float,
+    *,
+    late: bool,
 ) -> Infeasible:
     """Why there is no plan, if the time that is left is enough to say so."""
     looked = f"({found.candidates} looked at, time limit {time_limit_s:g} s)"
     if not found.exhausted:
+        more = "raise time_limit_s or " * late
         return Infeasible(
-            f"no plan that fits and meets the pins was found {looked}; raise time_limit_s or pin "
+            f"no plan that fits and meets the pins was found {looked}; {more}pin "
             "decisions, such as tp=1"
         )
 
