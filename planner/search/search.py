@@ -27,7 +27,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
 from meshwright.planner.search.found import SearchLog, close_to, simplest, with_reason
 from meshwright.planner.search.improve import all_made, improve, relieve, take_first
-from meshwright.planner.search.infeasible import explain, plain_reason
+from meshwright.planner.search.infeasible import explain, nearest, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
 from meshwright.planner.search.objectives import bounds_batch
 from meshwright.planner.search.offers import check_logs, find_searcher, is_baseline
@@ -245,8 +245,8 @@ def _why_none(
     looked = f"({found.candidates} looked at, time limit {time_limit_s:g} s)"
     if not found.exhausted:
         return Infeasible(
-            f"no plan that fits and meets the pins was found {looked}; raise time_limit_s or pin "
-            "decisions, such as tp=1"
+            f"no plan that fits and meets the pins was found {looked}{nearest(found)}; raise "
+            "time_limit_s or pin decisions, such as tp=1"
         )
 
     def solve(relaxed: Problem) -> SearchLog:
