@@ -53,6 +53,11 @@ _FACTORIES = frozenset(
     "arange full zeros ones eye linspace tensor scalar_tensor tril_indices triu_indices zeros_like "
     "ones_like full_like new_zeros new_ones new_full new_tensor".split()
 )
+_IN_PLACE = frozenset(
+    ["__setitem__"]
+    + [f"__i{x}__" for x in "add and floordiv lshift matmul mod mul or pow rshift sub truediv "
+                            "xor".split()]
+)  # fmt: skip
 _RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "empty")
 
 
@@ -138,18 +143,23 @@ class KnownValues(TorchFunctionMode):
         """`flat`: what its arguments hold."""
         name = getattr(made.function, "__name__", "")
         given = [x for x in flat if isinstance(x, Tensor)]
-        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
-            self._lost.update(storage_key(x) for x in given[:1])
+        written = [x for x in leaves(made.kwargs.get("out")) if isinstance(x, Tensor)]
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            written += given[:1]
+        if written:
+            self._lost.update(map(storage_key, written))
             return
         if _is_random(name):
             return
         if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
             return
+        # What is handed back as it came, `x.contiguous()`, `view._base`, is known by what made it.
         if isinstance(result, Tensor):
-            self._made[result] = made
+            if result not in self._made:
+                self._made[result] = made
         elif isinstance(result, tuple):
             for index, part in enumerate(result):
-                if isinstance(part, Tensor):
+                if isinstance(part, Tensor) and part not in self._made:
                     self._made[part] = replace(made, index=index)
 
     def _is_known(self, tensor: Tensor) -> bool:

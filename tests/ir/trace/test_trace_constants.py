@@ -50,7 +50,37 @@ def drawn(y: Tensor, x: Tensor) -> Tensor:
     return y.tanh() if torch.rand(4).gt(0.5).any() else y.exp()
 
 
-@pytest.mark.parametrize("read", [changed, drawn])
+def changed_by_or(y: Tensor, x: Tensor) -> Tensor:
+    mask = torch.zeros(4, dtype=torch.bool)
+    mask |= x[0] > 0
+    return y.tanh() if mask.any() else y.exp()
+
+
+def changed_as_out(y: Tensor, x: Tensor) -> Tensor:
+    mask = torch.zeros(4)
+    torch.add(mask, x[0], out=mask)
+    return y.tanh() if mask.any() else y.exp()
+
+
+def handed_back(y: Tensor, x: Tensor) -> Tensor:
+    """What some calls return is what they are given."""
+    mask = torch.ones(4).contiguous().to("cpu")
+    whole = mask[:2]._base
+    assert whole is not None
+    return y.tanh() if mask.any() and whole.any() else y.exp()
+
+
+def of_a_distribution(y: Tensor, x: Tensor) -> Tensor:
+    """As Gemma 3n's cut-off; what it is made from is checked by what it computes."""
+    return y * torch.distributions.Normal(0, 1).icdf(torch.tensor(0.9))
+
+
+@pytest.mark.parametrize("read", [handed_back, of_a_distribution])
+def test_what_is_handed_back_is_known_by_what_made_it(read) -> None:
+    assert "exp" not in ops_of(read)
+
+
+@pytest.mark.parametrize("read", [changed, drawn, changed_by_or, changed_as_out])
 def test_what_was_written_to_or_drawn_is_not_known(read) -> None:
     with pytest.raises(TraceError, match=r"test_trace_constants\.py:\d+: `return y\.tanh"):
         ops_of(read)
