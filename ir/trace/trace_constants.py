@@ -2,7 +2,7 @@
 
 A mask made of shapes alone has known values although its tensor is fake. When the code asks for one
 (`if mask.all()`, `.item()`), the calls that made it are done again on real tensors. An `assert` on
-other values is taken to hold.
+other values is taken to hold, and values are taken to be finite.
 """
 
 import ast
@@ -31,6 +31,7 @@ from meshwright.ir.torch_private import (
     storage_key,
 )
 from meshwright.ir.trace.explain import is_users
+from meshwright.ir.trace.finite_checks import FiniteChecks
 from meshwright.ir.trace.forbidden import assigns_data, changes_training
 from meshwright.ir.trace.hooks import Unhooked
 
@@ -58,6 +59,10 @@ _IN_PLACE = frozenset(
     + [f"__i{x}__" for x in "add and floordiv lshift matmul mod mul or pow rshift sub truediv "
                             "xor".split()]
 )  # fmt: skip
+_SIZED_BY_VALUES = frozenset(
+    "repeat_interleave nonzero argwhere masked_select unique_consecutive arange __getitem__".split()
+)
+"""What gives results of a size that values decide: counts, masks, ends."""
 _RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "empty")
 
 
@@ -84,6 +89,7 @@ class KnownValues(TorchFunctionMode):
         super().__init__()
         self._own = own or {}
         self._made = WeakTensorKeyDictionary()
+        self._finite = FiniteChecks()
         self._lost: set[int] = set()
         """Memory that was written to."""
 
@@ -109,15 +115,18 @@ class KnownValues(TorchFunctionMode):
         if func == DATA_SET and _asked_by_user(sys._getframe(1)):
             raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
-            with no_modes():
-                return func(self._real(args[0]), *args[1:])
+            return self._done_again(func, args, kwargs)
+        if self._sized_by_known(func, given):
+            func, args, kwargs, given = _as_constant(self._done_again(func, args, kwargs), given)
         if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
-            holds = asserted(sys._getframe(1))
+            holds = self._finite.usual(args[0])
+            holds = asserted(sys._getframe(1)) if holds is None else holds
             if holds is not None:
                 return holds
         result = func(*args, **kwargs)
         if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
             return Unhooked(result)
+        self._finite.note(func, args, result)
         self._note(_Made(func, args, kwargs, None), given, result)
         return result
 
@@ -169,14 +178,36 @@ class KnownValues(TorchFunctionMode):
         given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
         return all(self._is_known(x) for x in given if x in self._made)
 
+    def _sized_by_known(self, func: Any, given: list[Any]) -> bool:
+        """Whether it is a call whose result's size is for values to say, and these are known."""
+        name = getattr(func, "__name__", "")
+        if name not in _SIZED_BY_VALUES:
+            return False
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if name == "__getitem__" and not any(x.dtype == torch.bool for x in tensors[1:]):
+            return False
+        return bool(tensors) and all(x in self._made and self._is_known(x) for x in tensors)
+
     def _real(self, tensor: Tensor) -> Tensor:
         made: _Made = self._made[tensor]
-        # `zeros_like` and the like read only the shape of a tensor that is not known.
-        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
-        args, kwargs = map_tensors(real, (made.args, dict(made.kwargs)))
-        result = made.function(*args, **kwargs)
+        result = self._done_again(made.function, made.args, made.kwargs)
         found: Tensor = result if made.index is None else result[made.index]
         return found
+
+    def _done_again(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        # `zeros_like` and the like read only the shape of a tensor that is not known.
+        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
+        with no_modes():
+            args, kwargs = map_tensors(real, (args, dict(kwargs)))
+            return func(*args, **kwargs)
+
+
+def _as_constant(
+    real: Tensor, given: list[Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]:
+    """The call that makes a tensor of these values, on the device of what it was made of."""
+    device = next(x.device for x in given if isinstance(x, Tensor))
+    return torch.tensor, (real.tolist(),), {"dtype": real.dtype, "device": device}, []
 
 
 @cache
