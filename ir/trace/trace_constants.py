@@ -30,6 +30,7 @@ from meshwright.ir.torch_private import (
     no_modes,
     storage_key,
 )
+from meshwright.ir.trace.checked_counts import picked_count
 from meshwright.ir.trace.explain import is_users
 from meshwright.ir.trace.finite_checks import FiniteChecks
 from meshwright.ir.trace.forbidden import assigns_data, changes_training
@@ -123,6 +124,8 @@ class KnownValues(TorchFunctionMode):
             holds = asserted(sys._getframe(1)) if holds is None else holds
             if holds is not None:
                 return holds
+        if (count := picked_count(func, args, sys._getframe(1))) is not None:
+            return count
         result = func(*args, **kwargs)
         if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
             return Unhooked(result)
