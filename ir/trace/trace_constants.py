@@ -117,6 +117,7 @@ class KnownValues(TorchFunctionMode):
             raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
             return self._done_again(func, args, kwargs)
+        args = self._picked_by_places(func, args)
         if self._sized_by_known(func, given):
             func, args, kwargs, given = _as_constant(self._done_again(func, args, kwargs), given)
         if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
@@ -181,6 +182,21 @@ class KnownValues(TorchFunctionMode):
         given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
         return all(self._is_known(x) for x in given if x in self._made)
 
+    def _picked_by_places(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a call that picks by a mask whose values are known: the places that it has,
+        so that the result has a size."""
+        if getattr(func, "__name__", "") != "__getitem__" or not isinstance(args[1], Tensor):
+            return args
+        tensor, mask = args
+        if tensor in self._made or mask.dtype != torch.bool or mask not in self._made:
+            return args
+        if not self._is_known(mask):
+            return args
+        places = self._done_again(torch.nonzero, (mask,), {})
+        with no_modes():
+            listed = places.t().tolist()
+        return tensor, tuple(torch.tensor(x, device=mask.device) for x in listed)
+
     def _sized_by_known(self, func: Any, given: list[Any]) -> bool:
         """Whether it is a call whose result's size is for values to say, and these are known."""
         name = getattr(func, "__name__", "")
@@ -210,7 +226,9 @@ def _as_constant(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]:
     """The call that makes a tensor of these values, on the device of what it was made of."""
     device = next(x.device for x in given if isinstance(x, Tensor))
-    return torch.tensor, (real.tolist(),), {"dtype": real.dtype, "device": device}, []
+    with no_modes():
+        listed = real.tolist()
+    return torch.tensor, (listed,), {"dtype": real.dtype, "device": device}, []
 
 
 @cache

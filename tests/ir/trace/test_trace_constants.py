@@ -49,6 +49,20 @@ def in_windows(y: Tensor, x: Tensor) -> Tensor:
     return torch.cat([part.softmax(0) for part in parts])
 
 
+def by_known_mask(y: Tensor, x: Tensor) -> Tensor:
+    """As Gemma 4 drops places that have no picture."""
+    places = torch.tensor([[0, 1, 2, -1], [0, 1, -1, -1]])
+    return y[places != -1].exp() + y[(places != -1).any(1)].sum()
+
+
+def test_what_known_masks_pick_is_known() -> None:
+    model, x = Reader(by_known_mask), torch.randn(2, 4)
+    graph = trace(model, {"x": x})
+    (made,) = (op for op in graph.ops if op.target == "aten.exp.default")
+    assert graph.tensors[made.outputs[0]].shape == (5,)
+    assert torch.equal(interpret(graph, model, {"x": x})[graph.loss], model(x)["loss"])
+
+
 def test_sizes_that_known_values_decide_are_known() -> None:
     model, x = Reader(in_windows), torch.randn(2, 4)
     graph = trace(model, {"x": x})
