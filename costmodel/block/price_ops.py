@@ -404,7 +404,6 @@ class Walk(Trace):
         op, busiest = step.op, step.busiest
         shapes, elements = self.local.shapes, self.local.elements
         backward = sum([elements[value] * width for value, width in step.backward])
-        calls, nbytes = inner_work(op, self.facts.graph)
         return LocalOp(
             op.target,
             step.op_class,
@@ -418,8 +417,7 @@ class Walk(Trace):
             step.is_causal and not busiest,
             step.channels_last,
             step.comes_cast,
-            calls,
-            nbytes * share,
+            inner_work(op, self.facts.graph, share),
         )
 
     def _seen(self, step: OpStep) -> float:

@@ -26,6 +26,7 @@ from meshwright.costmodel.ops.made_of import calls_of
 from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op, Tensor
+from meshwright.ir.graph.op_facts import InnerPass
 from meshwright.ir.layout.op_messages import Passes
 from meshwright.ir.ops import facts
 
@@ -122,7 +123,7 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
     if several := calls_of(op):
         return _one_after_the_other([formula(call, device) for call in several])
-    if op.inner_calls:
+    if op.inner:
         return _in_steps(op, device)
     op = as_multiplied(as_attended(op, device.kind))
     scaled = is_scaled(op) and op.dtype != AS_IT_IS
@@ -157,19 +158,40 @@ def _by_torch(op: LocalOp) -> tuple[float, float]:
     return (_WIDENED if narrow else 1.0) * known.torch_passes, _PYTHON_CALLS
 
 
-_STEP_BACK = 2
-"""Kernels of the backward for each of a step's forward: itself again, and a gradient. Mamba's and
-RWKV's steps of 128 tokens on one core took 1.05 and 0.65 of what that makes of them (2-core cloud
-machine with others at work, torch 2.13, 2026-11-29)."""
+_DIRECT = 0.4
+"""Share of an op's dispatch that a call inside of an operator costs on a CPU, with a kernel or
+without: nothing but Python's own call, and its gradient by autograd alone."""
+_KEPT = 2.5
+"""Times as long as a forward's that a backward's bytes take on a CPU: what it makes again is kept
+for the gradients of a run of steps, in memory that is not in the cache, and often new.
+
+Steps of RWKV (64 to 1,024 channels), Mamba and KimiLinear took 3.5 us a call forward and back, with
+views, of 9 us for an op in a small layer, and 20 GB/s forward, 8 back. A step of RWKV, which is all
+calls, was priced at 1.6 times what it took, one of KimiLinear's backward at a third (2-core cloud
+machine with others at work, torch 2.13, 2026-11-30)."""
 
 
 def _in_steps(op: LocalOp, device: DeviceType) -> OpTime:
-    """Small kernels, each of which waits for the one before."""
-    curve = curve_of(OpClass.ELEMENTWISE, device)
-    once = op.inner_calls * curve.floor_s + memory_s(op.inner_bytes, curve, device)
-    back = _STEP_BACK * op.differentiable
-    time = OpTime(once, back * once, 0.0, curve.source, curve.band)
-    return dispatched(time, device, op.inner_calls, back * op.inner_calls, 0.0)
+    """Small kernels, each of which waits for the one before; the backward begins with all again."""
+    curve, on_cpu = curve_of(OpClass.ELEMENTWISE, device), device.kind == "cpu"
+    once, gradients = op.inner
+    kept = _KEPT if on_cpu else 1.0
+
+    def dispatches(part: InnerPass) -> float:
+        if on_cpu:
+            return _DIRECT * (part.kernels + part.views)
+        return part.kernels + _VIEW_OVERHEAD * part.views
+
+    def seconds(part: InnerPass, passes: float) -> float:
+        return part.kernels * curve.floor_s + passes * memory_s(part.nbytes, curve, device)
+
+    back = float(op.differentiable)
+    time = OpTime(
+        seconds(once, 1.0), back * (seconds(once, kept) + seconds(gradients, kept)), 0.0,
+        curve.source, curve.band,
+    )  # fmt: skip
+    calls = dispatches(once)
+    return dispatched(time, device, calls, back * (calls + dispatches(gradients)), 0.0)
 
 
 def _one_after_the_other(times: Sequence[OpTime]) -> OpTime:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.op_facts import InnerPass
 
 
 class LocalInput(NamedTuple):
@@ -38,7 +39,6 @@ class LocalOp(NamedTuple):
     """Its results are images whose channels are innermost in memory."""
     comes_cast: bool = False
     """Of a narrow product: its operand comes from a norm, or an earlier product has cast it."""
-    inner_calls: int = 0
-    """Kernels that its forward calls inside, one after the other; 0: it is one itself."""
-    inner_bytes: float = 0.0
-    """What they read and write."""
+    inner: tuple[InnerPass, ...] = ()
+    """What its forward calls inside, one after the other, and what its gradients take beside that;
+    (): it is one kernel itself."""

@@ -4,7 +4,7 @@ called."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
@@ -38,7 +38,7 @@ CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
-CountInner = Callable[[Op, Graph], tuple[int, int]]
+CountInner = Callable[[Op, Graph], "tuple[InnerPass, InnerPass]"]
 CountShared = Callable[[Op, "CallPart"], tuple[int, int]]
 """Bytes."""
 FindCalls = Callable[[Sequence[Shape]], "tuple[InnerCall, ...]"]
@@ -75,6 +75,23 @@ class CallPart:
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""
         return sum(prod(s) for s, has in zip(self.shapes, self.wanted, strict=True) if has)
+
+
+class InnerPass(NamedTuple):
+    """What an operator does in small kernels, one after the other."""
+
+    kernels: int
+    views: int
+    """Calls without a kernel."""
+    nbytes: float
+    """That the kernels read and write."""
+
+    def times(self, number: int) -> "InnerPass":
+        return InnerPass(number * self.kernels, number * self.views, number * self.nbytes)
+
+    def on_part(self, share: float) -> "InnerPass":
+        """As many calls on a part of the values."""
+        return self._replace(nbytes=self.nbytes * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +139,9 @@ class OpFacts:
     """The calls that it is made of, which it is then priced as. What one makes for the next is not
     kept: the backward makes all but the last again."""
     one_by_one: CountInner | None = None
-    """Kernels that one forward calls inside, many times each and one after the other, and bytes
-    that they read and write, of whole operands; it is priced as these, without a class of its own.
-    """
+    """What one forward calls inside, many times and one after the other, of whole operands; and
+    what its gradients take when all of that was made again. It is priced as these, without a class
+    of its own."""
     backward: Backward = "made"
     """Whether gradients of its inputs are made by a kernel, are that of its result or views of it
     (if the inputs are all as large as that), or are one that all of them get."""

@@ -1,18 +1,16 @@
 """Steps over a dim: what no step mixes may be split, and the dim that they go along stays whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-
-import torch
-from torch import Tensor
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.flops import flops
-from meshwright.ir.graph.graph import Graph, Kind, Op, Ref
+from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.graph import Tensor as GraphTensor
-from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf
-from meshwright.ir.graph.recurrence import RUN, StepCall, inner_values, step_of
+from meshwright.ir.graph.op_facts import Args, CallPart, InnerPass, OpFacts, Shape, ShapeOf
+from meshwright.ir.graph.recurrence import RUN, StepCall, step_of
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
+from meshwright.ir.graph.step_work import refs, values_of, work_of_step
 from meshwright.ir.ops import facts
 
 _ALONG = "steps"
@@ -91,7 +89,7 @@ class _Links:
 
 @lru_cache(maxsize=256)
 def _linked(text: str, shapes: tuple[Shape, ...], count: int) -> _Links:
-    values = _on_meta(text, shapes)
+    values = values_of(text, shapes)
     links = _Links({name: tuple(x.shape) for name, x in values.items()})
     tensors = {
         name: GraphTensor(
@@ -109,7 +107,7 @@ def _linked(text: str, shapes: tuple[Shape, ...], count: int) -> _Links:
 
 def _link(links: _Links, call: StepCall, tensors: dict[str, GraphTensor]) -> None:
     """What the rule of one call says of the dims of its operands and of its result."""
-    names = tuple(ref.name for _, value in call.args for ref in _refs(value))
+    names = tuple(ref.name for _, value in call.args for ref in refs(value))
     op = Op(
         name=call.output, key="", target=call.target, args=call.args, inputs=names,
         outputs=(call.output,), module_path="",
@@ -137,45 +135,24 @@ def _link(links: _Links, call: StepCall, tensors: dict[str, GraphTensor]) -> Non
             links.mix(places)
 
 
-def _refs(value: object) -> Iterator[Ref]:
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _refs(item)
-
-
-@lru_cache(maxsize=256)
-def _on_meta(text: str, shapes: tuple[Shape, ...]) -> dict[str, Tensor]:
-    """The values of a step on tensors of these shapes, which have no memory."""
-    kinds = (getattr(torch, name) for name in step_of(text).dtypes)
-    given_here = [
-        torch.empty(shape, dtype=kind, device="meta")
-        for shape, kind in zip(shapes, kinds, strict=True)
-    ]
-    with torch.no_grad():
-        return inner_values(text, given_here)
-
-
 def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
     """Those of one step, as many times as there are steps."""
     text, dims = str(args["step"]), _ints(args["dims"])
     states, steps, fixed = (args[name] for name in ("states", "steps", "fixed"))
     assert isinstance(states, tuple) and isinstance(steps, tuple) and isinstance(fixed, tuple)
     inner = _without_steps([of(x) for x in (*states, *steps, *fixed)], len(states), dims)
-    values = _on_meta(text, inner)
+    values = values_of(text, inner)
     each = [flops(c.target, dict(c.args), values, [c.output]) for c in step_of(text).calls]
     return of(steps[0])[dims[0]] * sum(each)
 
 
-def _one_by_one(op: Op, graph: Graph) -> tuple[int, int]:
-    """Those of all steps but for views; and of each step, its part of what it reads and leaves."""
+def _one_by_one(op: Op, graph: Graph) -> tuple[InnerPass, InnerPass]:
+    """Those of all steps, with each step's part of what it reads and leaves."""
     shapes, dims = input_shapes(op, graph), _ints(given(op, "dims"))
     count, text = len(slots(op, "states")), str(given(op, "step"))
+    once, gradients = work_of_step(text, _without_steps(shapes, count, dims), count, len(dims))
     length = shapes[count][dims[0]]
-    kernels, nbytes = _kernels(text, _without_steps(shapes, count, dims))
-    made = len(op.outputs) - count
-    return length * (kernels + made), length * nbytes
+    return once.times(length), gradients.times(length)
 
 
 def _temporaries(op: Op, part: CallPart) -> int:
@@ -183,21 +160,8 @@ def _temporaries(op: Op, part: CallPart) -> int:
     dims, text = _ints(given(op, "dims")), str(given(op, "step"))
     count = len(slots(op, "states"))
     steps = min(RUN, part.shapes[count][dims[0]])
-    values = _on_meta(text, _without_steps(part.shapes, count, dims))
+    values = values_of(text, _without_steps(part.shapes, count, dims))
     return steps * sum(values[call.output].nbytes for call in step_of(text).calls)
-
-
-@lru_cache(maxsize=256)
-def _kernels(text: str, shapes: tuple[Shape, ...]) -> tuple[int, int]:
-    """Of one step, and the bytes that they read and write."""
-    values, kernels, nbytes = _on_meta(text, shapes), 0, 0
-    for call in step_of(text).calls:
-        if facts(call.target).op_class is not OpClass.VIEW:
-            names = [call.output, *(ref.name for _, value in call.args for ref in _refs(value))]
-            kernels += 1
-            nbytes += sum(values[name].nbytes for name in names)
-    moved = [*map(str, range(len(shapes))), *step_of(text).results]
-    return kernels, nbytes + sum(values[name].nbytes for name in moved)
 
 
 def _without_steps(

@@ -8,11 +8,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -85,6 +84,30 @@ class HeldState:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """What a container has, read and written as Python's own kind of it does: one of a library may
+    make other keys of those it is given, as transformers' registry of outputs does."""
+
+    container: Any
+    kind: Any
+    items: Any
+
+    @classmethod
+    def of(cls, container: Any) -> Self:
+        own = ("builtins", "collections")
+        kind: Any = next(x for x in type(container).__mro__ if x.__module__ in own)
+        items = dict(kind.items(container)) if issubclass(kind, dict) else kind.__iter__(container)
+        return cls(container, kind, items if isinstance(items, dict) else [*items])
+
+    def put_back(self) -> None:
+        """Gives the container its items again, if it has others in number."""
+        if self.kind.__len__(self.container) != len(self.items):
+            self.kind.clear(self.container)
+            add = self.kind.extend if hasattr(self.kind, "extend") else self.kind.update
+            add(self.container, self.items)
+
+
 def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, HeldState]:
     """Everything plain that the model and `functions` keep, by name."""
     found: dict[str, HeldState] = {}
@@ -111,20 +134,20 @@ def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
     found: dict[str, HeldState] = {}
     cached: dict[int, Any] = {}
     for function in _functions(model, functions):
+        # A cache may be around the function, or inside one that is: of what it closes over.
         known: list[Any] = [*map(function.__globals__.get, _names(function.__code__))]
+        known += [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
         cached |= {id(x): (x, x.cache_info().misses) for x in known if hasattr(x, "cache_info")}
         for place in _around(function):
             _look(place, found, set(), 0)
     plain = [kept for kept in found.values() if isinstance(kept.place.get(), Plain | Tensor)]
     values = [kept.place.get() for kept in found.values()]
-    containers = [(x, copy(x)) for x in values if isinstance(x, list | dict | set | deque)]
+    containers = [_Items.of(x) for x in values if isinstance(x, list | dict | set | deque)]
     try:
         yield
     finally:
-        for container, items in containers:
-            if len(container) != len(items):
-                container.clear()
-                (container.extend if hasattr(container, "extend") else container.update)(items)
+        for items in containers:
+            items.put_back()
         for cache, misses in cached.values():
             if cache.cache_info().misses != misses:
                 cache.cache_clear()

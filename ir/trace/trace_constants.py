@@ -2,7 +2,7 @@
 
 A mask made of shapes alone has known values although its tensor is fake. When the code asks for one
 (`if mask.all()`, `.item()`), the calls that made it are done again on real tensors. An `assert` on
-other values is taken to hold.
+other values is taken to hold, and values are taken to be finite.
 """
 
 import ast
@@ -30,7 +30,9 @@ from meshwright.ir.torch_private import (
     no_modes,
     storage_key,
 )
+from meshwright.ir.trace.checked_counts import picked_count
 from meshwright.ir.trace.explain import is_users
+from meshwright.ir.trace.finite_checks import FiniteChecks
 from meshwright.ir.trace.forbidden import assigns_data, changes_training
 from meshwright.ir.trace.hooks import Unhooked
 
@@ -53,6 +55,15 @@ _FACTORIES = frozenset(
     "arange full zeros ones eye linspace tensor scalar_tensor tril_indices triu_indices zeros_like "
     "ones_like full_like new_zeros new_ones new_full new_tensor".split()
 )
+_IN_PLACE = frozenset(
+    ["__setitem__"]
+    + [f"__i{x}__" for x in "add and floordiv lshift matmul mod mul or pow rshift sub truediv "
+                            "xor".split()]
+)  # fmt: skip
+_SIZED_BY_VALUES = frozenset(
+    "repeat_interleave nonzero argwhere masked_select unique_consecutive arange __getitem__".split()
+)
+"""What gives results of a size that values decide: counts, masks, ends."""
 _RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "empty")
 
 
@@ -79,6 +90,7 @@ class KnownValues(TorchFunctionMode):
         super().__init__()
         self._own = own or {}
         self._made = WeakTensorKeyDictionary()
+        self._finite = FiniteChecks()
         self._lost: set[int] = set()
         """Memory that was written to."""
 
@@ -104,15 +116,21 @@ class KnownValues(TorchFunctionMode):
         if func == DATA_SET and _asked_by_user(sys._getframe(1)):
             raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
-            with no_modes():
-                return func(self._real(args[0]), *args[1:])
+            return self._done_again(func, args, kwargs)
+        args = self._picked_by_places(func, args)
+        if self._sized_by_known(func, given):
+            func, args, kwargs, given = _as_constant(self._done_again(func, args, kwargs), given)
         if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
-            holds = asserted(sys._getframe(1))
+            holds = self._finite.usual(args[0])
+            holds = asserted(sys._getframe(1)) if holds is None else holds
             if holds is not None:
                 return holds
+        if (count := picked_count(func, args, sys._getframe(1))) is not None:
+            return count
         result = func(*args, **kwargs)
         if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
             return Unhooked(result)
+        self._finite.note(func, args, result)
         self._note(_Made(func, args, kwargs, None), given, result)
         return result
 
@@ -138,18 +156,23 @@ class KnownValues(TorchFunctionMode):
         """`flat`: what its arguments hold."""
         name = getattr(made.function, "__name__", "")
         given = [x for x in flat if isinstance(x, Tensor)]
-        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
-            self._lost.update(storage_key(x) for x in given[:1])
+        written = [x for x in leaves(made.kwargs.get("out")) if isinstance(x, Tensor)]
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            written += given[:1]
+        if written:
+            self._lost.update(map(storage_key, written))
             return
         if _is_random(name):
             return
         if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
             return
+        # What is handed back as it came, `x.contiguous()`, `view._base`, is known by what made it.
         if isinstance(result, Tensor):
-            self._made[result] = made
+            if result not in self._made:
+                self._made[result] = made
         elif isinstance(result, tuple):
             for index, part in enumerate(result):
-                if isinstance(part, Tensor):
+                if isinstance(part, Tensor) and part not in self._made:
                     self._made[part] = replace(made, index=index)
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -159,14 +182,53 @@ class KnownValues(TorchFunctionMode):
         given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
         return all(self._is_known(x) for x in given if x in self._made)
 
+    def _picked_by_places(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a call that picks by a mask whose values are known: the places that it has,
+        so that the result has a size."""
+        if getattr(func, "__name__", "") != "__getitem__" or not isinstance(args[1], Tensor):
+            return args
+        tensor, mask = args
+        if tensor in self._made or mask.dtype != torch.bool or mask not in self._made:
+            return args
+        if not self._is_known(mask):
+            return args
+        places = self._done_again(torch.nonzero, (mask,), {})
+        with no_modes():
+            listed = places.t().tolist()
+        return tensor, tuple(torch.tensor(x, device=mask.device) for x in listed)
+
+    def _sized_by_known(self, func: Any, given: list[Any]) -> bool:
+        """Whether it is a call whose result's size is for values to say, and these are known."""
+        name = getattr(func, "__name__", "")
+        if name not in _SIZED_BY_VALUES:
+            return False
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if name == "__getitem__" and not any(x.dtype == torch.bool for x in tensors[1:]):
+            return False
+        return bool(tensors) and all(x in self._made and self._is_known(x) for x in tensors)
+
     def _real(self, tensor: Tensor) -> Tensor:
         made: _Made = self._made[tensor]
-        # `zeros_like` and the like read only the shape of a tensor that is not known.
-        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
-        args, kwargs = map_tensors(real, (made.args, dict(made.kwargs)))
-        result = made.function(*args, **kwargs)
+        result = self._done_again(made.function, made.args, made.kwargs)
         found: Tensor = result if made.index is None else result[made.index]
         return found
+
+    def _done_again(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        # `zeros_like` and the like read only the shape of a tensor that is not known.
+        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
+        with no_modes():
+            args, kwargs = map_tensors(real, (args, dict(kwargs)))
+            return func(*args, **kwargs)
+
+
+def _as_constant(
+    real: Tensor, given: list[Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]:
+    """The call that makes a tensor of these values, on the device of what it was made of."""
+    device = next(x.device for x in given if isinstance(x, Tensor))
+    with no_modes():
+        listed = real.tolist()
+    return torch.tensor, (listed,), {"dtype": real.dtype, "device": device}, []
 
 
 @cache

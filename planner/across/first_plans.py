@@ -6,7 +6,7 @@ has all that a block does and what replicas send each other, as if nothing but p
 went beside computing.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -52,12 +52,12 @@ class _Draft:
     again: bool
 
 
-def first_choices(problem: Problem) -> Iterator[Choice]:
+def first_choices(problem: Problem, among: Sequence[MeshVariant] = ()) -> Iterator[Choice]:
     """The most promising first: those that should fit by their guessed step, then the others. Of
-    all meshes, or where time was up before these were known, of those that are."""
+    all meshes, or where time was up before these were known, of those that are; or `among` few."""
     guess = _Guess(problem)
     ranked = sorted(
-        ((*guess.of(draft), number, draft) for number, draft in enumerate(_drafts(problem))),
+        ((*guess.of(draft), number, draft) for number, draft in enumerate(_drafts(problem, among))),
         key=lambda item: item[:3],
     )
     for *_, draft in ranked:
@@ -65,9 +65,9 @@ def first_choices(problem: Problem) -> Iterator[Choice]:
         yield _choice(problem, draft)
 
 
-def _drafts(problem: Problem) -> Iterator[_Draft]:
-    devices, tried = problem.cluster.num_devices, ways_so_far(problem) or ways(problem)
-    counts = microbatch_counts(problem)
+def _drafts(problem: Problem, among: Sequence[MeshVariant] = ()) -> Iterator[_Draft]:
+    devices, counts = problem.cluster.num_devices, microbatch_counts(problem)
+    tried = among or ways_so_far(problem) or ways(problem)
     for ranks in pipeline_sizes(problem):
         if devices % ranks or not any(chunks == 1 for _, chunks in schedules(problem, ranks)):
             continue

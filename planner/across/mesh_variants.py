@@ -86,6 +86,12 @@ def ways_so_far(problem: Problem) -> tuple[MeshVariant, ...]:
     return _kept(problem, looked)
 
 
+def ways_in_haste(problem: Problem) -> tuple[MeshVariant, ...]:
+    """What `ways_so_far` has, or else all of the first mesh that pins leave, looked at or not."""
+    legal = _legal(problem, asked_meshes(problem.constraints), _free(problem))
+    return ways_so_far(problem) or tuple(way for mesh in legal[:1] for way in _of(problem, mesh))
+
+
 def add_way(problem: Problem, way: MeshVariant) -> None:
     """Adds one to those that are tried; meshes are made of them (`problem.space.add_way`)."""
     _tried.of(problem)[problem.constraints] = (*ways(problem), way)

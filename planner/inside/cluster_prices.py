@@ -117,7 +117,6 @@ class OpTimes:
         dtypes, op_class = known.dtypes, class_of(op)
         cast = known.precision.autocast if known.is_narrow(op) else ""
         made = next((n for n in op.outputs if n), "")
-        calls, nbytes = inner_work(op, graph)
         dtype = cast or dtypes.get(made, "float32")
         return LocalOp(
             target=op.target,
@@ -143,8 +142,7 @@ class OpTimes:
             differentiable=any(n and graph.tensors[n].requires_grad for n in op.outputs),
             causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
             channels_last=any(n and graph.tensors[n].channels_last for n in op.outputs),
-            inner_calls=calls,
-            inner_bytes=nbytes * share,
+            inner=inner_work(op, graph, share),
         )
 
 

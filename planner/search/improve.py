@@ -2,12 +2,14 @@
 pipelines, changes that pay only on good plans."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from meshwright.ir.deadline import TimeUp, until
+from meshwright.ir.deadline import TimeUp, busy_for, until
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.across.first_plans import first_choices
+from meshwright.planner.across.mesh_variants import ways_in_haste
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.problem import Problem
@@ -23,6 +25,8 @@ FIRST = 8
 """Plans of equal stages that are looked at with things on the host: whether that may pay."""
 TAKEN = 16
 """Plans of equal stages that are looked at where time was up before there was one."""
+HASTE_S = 10.0
+"""Seconds of this thread's own work for the first plan, when no other time is left."""
 PROMISING, PIPELINES = 16, 3
 """Plans, the best of their kind, that are looked at for how much a schedule made for them could
 gain, and the most promising of them, for which one is made. On 39 published profiles and
@@ -31,16 +35,21 @@ clusters the three first by `_promise` held the best schedule of all, within 1 %
 
 def take_first(problem: Problem, found: SearchLog, end: float, shown: ProgressLine) -> None:
     """Where time was up before there was a plan: plans of equal stages, as many as come first or
-    more until one fits."""
-    try:
-        with until(end):
-            for number, choice in enumerate(first_choices(problem), 1):
-                take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
-                shown.update(found.candidates, found.best, found.bound_s)
-                if found.best is not None and number >= TAKEN:
-                    return
-    except TimeUp:
+    more until one fits. The first of them are looked at however late it is: on a busy machine the
+    time may be up before anything is priced, and a late plan is better than none."""
+    with suppress(TimeUp), until(end):
+        for number, choice in enumerate(first_choices(problem), 1):
+            take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
+            shown.update(found.candidates, found.best, found.bound_s)
+            if found.best is not None and number >= TAKEN:
+                return
+    if found.best is not None or found.candidates >= TAKEN:
         return
+    with suppress(TimeUp), busy_for(HASTE_S):
+        for choice in islice(first_choices(problem, ways_in_haste(problem)), TAKEN):
+            take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
+            if found.best is not None:
+                return
 
 
 def relieve(problem: Problem, found: SearchLog, searcher: str, end: float) -> None:

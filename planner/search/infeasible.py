@@ -67,6 +67,16 @@ def _told(conflict: Sequence[Constraint]) -> list[str]:
     return [f"no plan meets {names}" + " together" * (len(conflict) > 1), *because]
 
 
+def nearest(outcome: RunOutcome) -> str:
+    """What the plan that exceeds memory by the least would need; nothing if there is none."""
+    if outcome.least_excess is None:
+        return ""
+    excess, plan = outcome.least_excess
+    assert plan.predicted
+    peak = size(plan.predicted.peak_bytes)
+    return f"; the nearest ({name_of(plan)}) needs {peak} on a rank, {size(excess)} too much"
+
+
 def _once(solve: Solve) -> Solve:
     """Solves what differs in nothing but pins and objective once: that a pin is in conflict and
     what it would have to be are said by the same search."""

@@ -27,7 +27,7 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
 from meshwright.planner.search.found import SearchLog, close_to, simplest, with_reason
 from meshwright.planner.search.improve import all_made, improve, relieve, take_first
-from meshwright.planner.search.infeasible import explain, known_conflict, plain_reason
+from meshwright.planner.search.infeasible import explain, known_conflict, nearest, plain_reason
 from meshwright.planner.search.largest_batch import largest_batch
 from meshwright.planner.search.objectives import bounds_batch
 from meshwright.planner.search.offers import check_logs, find_searcher, is_baseline
@@ -213,10 +213,11 @@ def _finalists(
             relieve(free, found, name, end if found.best is None else deadline)
         if found.best is None and not found.exhausted and not late:
             take_first(free, found, end, shown)
-        if free is not problem and not (found.best is None and found.exhausted):
+        if free is problem:
+            if not is_baseline(name):
+                improve(problem, found, deadline)
+        elif found.best is not None or not found.exhausted:
             found = all_made(problem, found, deadline)
-        elif free is problem and not is_baseline(name):
-            improve(problem, found, deadline)
     if found.best is None:
         # What rules out pipelines rules out schedules made for them.
         asked = free if found.exhausted else problem
@@ -256,7 +257,7 @@ def _why_none(
     if not found.exhausted:
         more = "raise time_limit_s or " * late
         return Infeasible(
-            f"no plan that fits and meets the pins was found {looked}; {more}pin "
+            f"no plan that fits and meets the pins was found {looked}{nearest(found)}; {more}pin "
             "decisions, such as tp=1"
         )
 

@@ -55,6 +55,20 @@ def test_pins_hold_where_time_is_up() -> None:
     assert all("full" in stage.recompute.values() for stage in plan.stages)
 
 
+@pytest.mark.parametrize("pins", [(), ("pp=2", "schedule=gpipe")])
+def test_time_that_is_up_before_anything_is_priced_leaves_a_plan(pins: tuple[str, ...]) -> None:
+    """As on a machine where others compute: the clock goes on, and nothing is done by then."""
+    asked = problem(4, 8, 2, *pins)
+    plan = search_problem(asked, "ilp", time_limit_s=-100)
+    assert not plan.verify(asked.graph, asked.cluster)
+    assert not pins or plan.schedule.name == "gpipe"
+
+
+def test_time_that_is_up_is_told_with_what_came_nearest() -> None:
+    with pytest.raises(Infeasible, match=r"the nearest \(.*\) needs .* on a rank, .* too much"):
+        search_problem(problem(4, 8, 2, "memory<=1MB"), "ilp", time_limit_s=-100)
+
+
 def test_what_fits_nowhere_ends_in_time() -> None:
     began = time.monotonic()
     with pytest.raises(Infeasible):

@@ -25,6 +25,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Tensor
+from meshwright.ir.graph.op_facts import InnerPass
 from meshwright.ir.ops import facts
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 from meshwright.ir.trace.trace import trace
@@ -635,8 +636,18 @@ def test_attention_of_other_widths_keeps_no_scores_on_gpus() -> None:
 @pytest.mark.parametrize("device", [CPU, H100], ids=["cpu", "h100"])
 def test_small_kernels_in_a_row_take_what_each_takes(device: DeviceType) -> None:
     """Dispatch, too, and the backward makes them again."""
-    many = formula(pointwise(64)._replace(inner_calls=1000, inner_bytes=1e6), device)
-    most = max(many.forward_s, many.forward_dispatch_s)
-    assert most >= 1000 * device.overhead_s
-    assert max(many.backward_input_s, many.input_dispatch_s) == pytest.approx(2 * most)
-    assert most > 100 * formula(pointwise(64), device).forward_dispatch_s
+    calls, gradients = InnerPass(1000, 0, 1e6), InnerPass(2000, 500, 3e6)
+    many = formula(pointwise(64)._replace(inner=(calls, gradients)), device)
+    forward = max(many.forward_s, many.forward_dispatch_s)
+    back = max(many.backward_input_s, many.input_dispatch_s)
+    alone = formula(pointwise(64)._replace(inner=(calls, InnerPass(0, 0, 0))), device)
+    again = max(alone.backward_input_s, alone.input_dispatch_s)
+    if device is CPU:  # called directly, views too; what is made again is kept
+        assert 0.25 <= forward / (1000 * device.overhead_s) <= 0.5
+        assert again > 1.05 * forward
+        assert back - again > 2500 / 1000 * forward
+    else:
+        assert forward == pytest.approx(1000 * device.overhead_s)
+        assert again == pytest.approx(forward)
+        assert 2 * forward < back - again < 2500 / 1000 * forward
+    assert forward > 100 * formula(pointwise(64), device).forward_dispatch_s

@@ -1,14 +1,16 @@
 """Calls of a step are compared with each other; nothing of the user's is changed by that."""
 
 import random
-from functools import cache
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from functools import cache, wraps
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.trace.retrace import check_repeats
+from meshwright.ir.trace.retrace import check_repeats, undisturbed
 from meshwright.ir.trace.trace import trace
 
 EXAMPLE = (torch.ones(2, 4),)
@@ -19,6 +21,22 @@ CALLS = 0
 @cache
 def table(size: int) -> Tensor:
     return torch.ones(size)
+
+
+def cached_inside(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    """As transformers caches what layers need of sizes alone."""
+    kept = cache(function)
+
+    @wraps(function)
+    def wrapper(size: int) -> Tensor:
+        return kept(size)
+
+    return wrapper
+
+
+@cached_inside
+def places(size: int) -> Tensor:
+    return torch.arange(size) / size
 
 
 class Untidy(nn.Module):
@@ -37,7 +55,7 @@ class Untidy(nn.Module):
         TABLES[4] = torch.ones(4)
         self.seen.append(x)
         random.random()
-        return (self.linear(x) * TABLES[4] * table(4)).sum()
+        return (self.linear(x) * TABLES[4] * table(4) * places(4)).sum()
 
 
 def test_nothing_of_the_users_is_changed() -> None:
@@ -46,6 +64,7 @@ def test_nothing_of_the_users_is_changed() -> None:
     check_repeats(model, EXAMPLE, None, graph)
     assert (CALLS, TABLES, model.calls, model.seen) == (0, {}, 0, [])
     assert table.cache_info().currsize == 0
+    assert type(places(4)) is Tensor
     assert random.getstate() == before
     assert type(model.linear.weight.detach()) is Tensor
 
@@ -140,3 +159,50 @@ def test_what_chance_decides_is_said_to_be_chance() -> None:
         random.seed(seed)
         with pytest.raises(TraceError, match="another draw of Python's"):
             trace(LayerDrop(), {"x": torch.ones(2, 4)})
+
+
+class _ByClass(dict[str, int]):
+    """A registry whose keys are made of what it is asked for, as transformers' of outputs is."""
+
+    def __setitem__(self, key: object, value: int) -> None:
+        super().__setitem__(f"of {type(key).__name__}", value)
+
+    def get(self, key: object, default: int | None = None) -> int | None:  # type: ignore[override]
+        return super().get(f"of {type(key).__name__}", default)
+
+
+KNOWN = _ByClass()
+ORDERED = OrderedDict(a=1, b=2)
+COUNTED = Counter("aab")
+LISTS = defaultdict(list, a=[1])
+LATEST = deque([1, 2], maxlen=3)
+
+
+class _Registered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        for one in (self, self.linear):
+            KNOWN[one] = 2  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert KNOWN.get(self) == 2
+        if self.training:
+            ORDERED[str(len(ORDERED))], COUNTED["c"] = 3, 1
+            LISTS["b"].append(len(LISTS))
+            LATEST.append(1)
+        return self.linear(x).square().mean()
+
+
+def test_containers_of_libraries_are_as_before() -> None:
+    """After a trace as well as for its second call, and for whoever has the model afterwards."""
+    model = _Registered()
+    kept = [*KNOWN.items()]
+    assert len(kept) == 2
+    with undisturbed(model, None):
+        model(torch.ones(2, 4))
+        KNOWN["one more"] = 3
+    assert [*KNOWN.items()] == kept
+    assert [*ORDERED.items()] == [("a", 1), ("b", 2)] and [*reversed(ORDERED)] == ["b", "a"]
+    assert COUNTED == Counter("aab") and LISTS == {"a": [1]} and [*LATEST] == [1, 2]
+    model(torch.ones(2, 4))

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.ir.graph.graph import Graph
-from meshwright.ir.graph.recurrence import RUN, step_of
+from meshwright.ir.graph.graph import Graph, Ref
+from meshwright.ir.graph.recurrence import RUN, RecurrentStep, StepCall, step_of
+from meshwright.ir.graph.step_work import work_of_step
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
@@ -230,7 +231,28 @@ def test_flops_and_kernels_are_those_of_all_steps() -> None:
     assert op.flops >= LENGTH * 3 * BATCH * WIDTH
     assert op.flops % (LENGTH * BATCH * WIDTH) == 0
     count = facts(op.target).one_by_one
-    assert count and count(op, graph)[0] == LENGTH * 4  # three of the step, one that leaves a place
+    assert count
+    forward, back = count(op, graph)
+    assert forward.kernels == LENGTH * 4  # three of the step, one that leaves a place
+    assert back.kernels == LENGTH * 4  # two factors, one of them spread, and a tanh
+
+
+def test_gradients_take_what_each_operand_asks_for() -> None:
+    """A factor that is spread over others has a gradient as large as the result, summed later; a
+    term of a sum has the result's own."""
+    step = [
+        StepCall("aten.mul.Tensor", (("self", Ref("0")), ("other", Ref("1"))), "2"),
+        StepCall("aten.add.Tensor", (("self", Ref("2")), ("other", Ref("0")), ("alpha", 1)), "3"),
+        StepCall("aten.unsqueeze.default", (("self", Ref("3")), ("dim", 0)), "4"),
+        StepCall("aten.squeeze.dim", (("self", Ref("4")), ("dim", 0)), "5"),
+    ]
+    text = RecurrentStep(("float32", "float32"), tuple(step), ("5",)).text()
+    whole, row = 4 * 8 * 16, 4 * 16
+    forward, back = work_of_step(text, ((8, 16), (16,)), 1, 1)
+    assert forward == (2, 3, (2 * whole + row) + 3 * whole)  # one view takes the part
+    of_state, of_row = 2 * whole + row, 2 * whole + whole + (whole + row)
+    twice = 3 * whole  # the state is read twice: its gradients are added
+    assert back == (4, 3, of_state + of_row + twice + 4 * row)
 
 
 @pytest.mark.parametrize("compute", [stacked, again])
