@@ -1,4 +1,4 @@
-"""Memory of ranks that share a model's tokens or parameters: predicted beside tracked bytes."""
+"""Memory of ranks that share a model: predicted beside tracked bytes."""
 
 import pytest
 import torch
@@ -25,18 +25,21 @@ class _Language(nn.Module):
         return loss
 
 
+@pytest.mark.filterwarnings("ignore:offload on cpu")
 @pytest.mark.parametrize(
-    "pins",
+    ("precision", "pins"),
     [
         # Results of rings lie so that the next product reads them as they are.
-        ("cp=2", "num_microbatches=1"),
+        ("fp32", ("cp=2", "num_microbatches=1")),
         # Gathered behind a cast that does nothing: what is gathered is kept.
-        ("tp_col=2", "num_microbatches=1"),
+        ("fp32", ("tp_col=2", "num_microbatches=1")),
         # What is on its way under a forward has come when that has most.
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1"),
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2"),
+        ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1")),
+        ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2")),
+        # What ops keep of their own results goes with the second half.
+        ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=selective")),
     ],
 )
-def test_memory_of_ranks_that_share_tokens_or_parameters(pins: tuple[str, ...]) -> None:
+def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    assert told_of_pinned(_Language(), data, "fp32", *pins) == pytest.approx([1, 1], rel=0.01)
+    assert told_of_pinned(_Language(), data, precision, *pins) == pytest.approx([1, 1], rel=0.01)
