@@ -70,7 +70,8 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             if now - freed - less > growing:
                 growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
-            apart = live.comes(made)
+            back = _cast_back(step, elements, lambda n: live.has(roots[n]))
+            apart = max(live.comes(made), back)
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
@@ -126,7 +127,8 @@ def split_room(
                 joined, second = True, max(second, beside, before)
                 live.keeps(results)
             live.goes(results, passed)
-            if apart := live.comes(made):
+            back = _cast_back(step, elements, lambda n: live.has(roots[n]))
+            if apart := max(live.comes(made), back):
                 first = max(first, live.with_kept_bytes + apart)
         if not joined:
             released += freed_by[number][0]
@@ -273,8 +275,19 @@ def _made_by(
                 passed.add(roots[name])
                 continue
             new += nbytes
-            made.setdefault(roots[name], nbytes)
+            made.setdefault(roots[name], elements[operand.value] * operand.gradient_width)
     return made, passed, new
+
+
+def _cast_back(step: OpStep, elements: Sequence[int], has_gradient: Callable[[str], bool]) -> int:
+    """Most bytes beside gradients of an op's operands while one is cast to what the value is in:
+    the gradient of its copy, and where that is to be added to another, what is added."""
+    return max([
+        elements[operand.value] * (operand.width + operand.gradient_width * has_gradient(name))
+        for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+        if operand.requires_grad and not operand.is_param
+        and operand.gradient_width != operand.width
+    ], default=0)  # fmt: skip
 
 
 def _alone(step: OpStep, elements: Sequence[int]) -> int:

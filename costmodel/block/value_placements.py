@@ -270,12 +270,14 @@ class Trace(ABC):
         tensor, own = self._tensor(name), self.facts.dtypes[name]
         read = self.facts.read_as(op, name)
         is_cast = read != own and (name, read) not in self.copied
-        if is_cast and self._is_leaf(name, where):
+        is_leaf = self._is_leaf(name, where)
+        if is_cast and is_leaf:
             self.copied.add((name, read))
         return PricedInput(
             self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own],
             is_cast or (self.facts.casts_inside(op) and is_float(own)),
             tensor.requires_grad, tensor.kind is Kind.PARAMETER, tensor.channels_last,
+            DTYPE_BYTES[read if is_leaf else own],
         )  # fmt: skip
 
     def _is_leaf(self, name: str, where: Where) -> bool:
