@@ -359,7 +359,8 @@ class StageMemory:
         tensor is there beside the parameters while it is unpacked, and a rank's part of it where
         that is cast. None where nothing is gathered in that direction."""
         lines = [(g.arriving(step, g.part, self.habits.in_place), ahead)
-                 for g in self.groups if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
+                 for g in self.groups
+                 if (ahead := g.gathered(step, self.prefetch, self.habits.in_place))]  # fmt: skip
         if not lines:
             return []
         if len(lines) == 1:
