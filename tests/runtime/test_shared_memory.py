@@ -36,6 +36,8 @@ class _Language(nn.Module):
         # What is on its way under a forward has come when that has most.
         ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1")),
         ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2")),
+        # A value that has come is cast once for all products that are one call with it.
+        ("bf16-autocast", ("tp=2", "num_microbatches=1", "overlap=gradients")),
         # A rank's part that was cast is there until the next block's parameters have come.
         ("bf16", ("dp_shard=2", "zero=3", "num_microbatches=1", "prefetch=1")),
         # The gradient of a cast is cast back, and as wide as the value until the second half.
