@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.told_memory import told_of_pinned
 
@@ -11,18 +11,29 @@ WORDS, TOKENS = 512, 128
 
 
 class _Language(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
-            num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
-            use_cache=False,
-        ))  # fmt: skip
+        self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
         loss: Tensor = self.model(ids, labels=ids).loss
         return loss
+
+
+def _llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
+        use_cache=False,
+    ))  # fmt: skip
+
+
+def _gpt2() -> nn.Module:
+    drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=WORDS, n_positions=TOKENS, n_embd=128, n_layer=2, n_head=8, use_cache=False,
+        bos_token_id=0, eos_token_id=0, **drops,
+    ))  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:offload on cpu")
@@ -50,4 +61,12 @@ class _Language(nn.Module):
 )
 def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    assert told_of_pinned(_Language(), data, precision, *pins) == pytest.approx([1, 1], rel=0.01)
+    told = told_of_pinned(_Language(_llama()), data, precision, *pins)
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
+    """The product after it keeps it, though it was traced as a view of what attention has made."""
+    data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "dp_replicate=2")
+    told = told_of_pinned(_Language(_gpt2()), data, "fp32", *pins, "num_microbatches=1", ranks=4)
+    assert told == pytest.approx([1] * 4, rel=0.01)
