@@ -99,7 +99,10 @@ class SplitRoom(NamedTuple):
     released_outputs: int
     """The same of what leaves the block, where nobody else has that."""
     second: int | None
-    """Most in the second half, beside what it begins with; None if that is a whole backward."""
+    """Most in the second half, beside what it begins with and gradients of its parameters; None if
+    that is a whole backward."""
+    adding: int | None = None
+    """By which it is more where these are added to those that are there; None: not known."""
 
 
 def split_room(
@@ -115,7 +118,7 @@ def split_room(
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
     live = _Live(_entering(walk, block.outputs, roots))
     given_bytes = first = live.nbytes
-    released, released_outputs, second, joined = 0, 0, 0, False
+    released, released_outputs, second, added, joined = 0, 0, 0, 0, False
     for number in range(len(steps) - 1, -1, -1):
         step, (beside, least, before) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
@@ -124,7 +127,9 @@ def split_room(
             first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
             if made_of.reads(step):
-                joined, second = True, max(second, beside, before)
+                own = made_of.by(step)[0]
+                joined, second = True, max(second, beside, before - own)
+                added = max(added, beside + own, before)
                 live.keeps(results)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
@@ -137,7 +142,8 @@ def split_room(
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second)
+    more = added - second
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more)
 
 
 class _Live:

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from tests.told_memory import told_of_pinned
 
@@ -33,6 +40,14 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(
         vocab_size=WORDS, n_positions=TOKENS, n_embd=128, n_layer=2, n_head=8, use_cache=False,
         bos_token_id=0, eos_token_id=0, **drops,
+    ))  # fmt: skip
+
+
+def _mixtral() -> nn.Module:
+    return MixtralForCausalLM(MixtralConfig(
+        vocab_size=WORDS, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, num_local_experts=4, use_cache=False,
+        max_position_embeddings=TOKENS,
     ))  # fmt: skip
 
 
@@ -70,3 +85,11 @@ def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
     data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "dp_replicate=2")
     told = told_of_pinned(_Language(_gpt2()), data, "fp32", *pins, "num_microbatches=1", ranks=4)
     assert told == pytest.approx([1] * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
+def test_second_halves_make_gradients_of_experts_one_by_one(schedule: str) -> None:
+    """What they make is added to what is there; before that, their backward has other things."""
+    data, pins = (torch.randint(0, WORDS, (8, 64)),), ("pp=2", "num_microbatches=4")
+    told = told_of_pinned(_Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
+    assert told == pytest.approx([1, 1], rel=0.01)
