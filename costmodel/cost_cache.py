@@ -246,7 +246,7 @@ class CostTables:
         """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
         blocks = self.captured if spot.captured else self.blocks
         if isinstance(mode, tuple):
-            return blocks.kept(block, layout, spot, mode)
+            return blocks.kept(block, layout, replace(spot, joined=False), mode)
         cost = blocks.cost(block, layout, spot)
         return cost.recomputed() if mode else cost
 

@@ -35,16 +35,16 @@ def told_of_pipeline(
 
 
 def told_of_pinned(
-    model: nn.Module, data: tuple[Tensor, ...], precision: str, *pins: str
+    model: nn.Module, data: tuple[Tensor, ...], precision: str, *pins: str, ranks: int = 2
 ) -> list[float]:
-    """The same of each of two ranks, with AdamW and what a search finds with such pins."""
+    """The same of each rank, with AdamW and what a search finds with such pins."""
     torch.manual_seed(0)
     plan = search(
-        trace(model, data, precision=precision), Cluster.local(2), optimizer="adamw",
+        trace(model, data, precision=precision), Cluster.local(ranks), optimizer="adamw",
         precision=precision, constraints=(*pins, "recompute=none"), progress=False,
     )  # fmt: skip
-    stages = [next(i for i, s in enumerate(plan.stages) if rank in s.devices) for rank in (0, 1)]
-    held = run_ranks(2, _held, model, plan, data)
+    stages = [next(i for i, s in enumerate(plan.stages) if r in s.devices) for r in range(ranks)]
+    held = run_ranks(ranks, _held, model, plan, data)
     return [_told(plan, stage) / nbytes for stage, nbytes in zip(stages, held, strict=True)]
 
 

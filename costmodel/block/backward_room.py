@@ -70,7 +70,8 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
             if now - freed - less > growing:
                 growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
-            apart = live.comes(made)
+            back = _cast_back(step, elements, lambda n: live.has(roots[n]))
+            apart = max(live.comes(made), back)
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
@@ -98,7 +99,10 @@ class SplitRoom(NamedTuple):
     released_outputs: int
     """The same of what leaves the block, where nobody else has that."""
     second: int | None
-    """Most in the second half, beside what it begins with; None if that is a whole backward."""
+    """Most in the second half, beside what it begins with and gradients of its parameters; None if
+    that is a whole backward."""
+    adding: int | None = None
+    """By which it is more where these are added to those that are there; None: not known."""
 
 
 def split_room(
@@ -114,7 +118,7 @@ def split_room(
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
     live = _Live(_entering(walk, block.outputs, roots))
     given_bytes = first = live.nbytes
-    released, released_outputs, second, joined = 0, 0, 0, False
+    released, released_outputs, second, added, joined = 0, 0, 0, 0, False
     for number in range(len(steps) - 1, -1, -1):
         step, (beside, least, before) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
@@ -123,10 +127,13 @@ def split_room(
             first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
             if made_of.reads(step):
-                joined, second = True, max(second, beside, before)
+                own = made_of.by(step)[0]
+                joined, second = True, max(second, beside, before - own)
+                added = max(added, beside + own, before)
                 live.keeps(results)
             live.goes(results, passed)
-            if apart := live.comes(made):
+            back = _cast_back(step, elements, lambda n: live.has(roots[n]))
+            if apart := max(live.comes(made), back):
                 first = max(first, live.with_kept_bytes + apart)
         if not joined:
             released += freed_by[number][0]
@@ -135,7 +142,8 @@ def split_room(
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second)
+    more = added - second
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more)
 
 
 class _Live:
@@ -273,8 +281,19 @@ def _made_by(
                 passed.add(roots[name])
                 continue
             new += nbytes
-            made.setdefault(roots[name], nbytes)
+            made.setdefault(roots[name], elements[operand.value] * operand.gradient_width)
     return made, passed, new
+
+
+def _cast_back(step: OpStep, elements: Sequence[int], has_gradient: Callable[[str], bool]) -> int:
+    """Most bytes beside gradients of an op's operands while one is cast to what the value is in:
+    the gradient of its copy, and where that is to be added to another, what is added."""
+    return max([
+        elements[operand.value] * (operand.width + operand.gradient_width * has_gradient(name))
+        for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+        if operand.requires_grad and not operand.is_param
+        and operand.gradient_width != operand.width
+    ], default=0)  # fmt: skip
 
 
 def _alone(step: OpStep, elements: Sequence[int]) -> int:

@@ -95,7 +95,10 @@ class BlockCost:
     """Most at once in the first half, beside what was kept and what it leaves to the second; None:
     not known."""
     second_bytes: int | None = None
-    """Most in the second half, beside what it begins with; None: as in a whole backward."""
+    """Most in the second half, beside what it begins with and gradients of its parameters; None: as
+    in a whole backward."""
+    second_adding_bytes: int | None = None
+    """By which it is more where these are added to those that are there; None: not known."""
     released_bytes: int = 0
     """Of `saved_bytes`, what goes with the first half."""
     released_outputs: int = 0
@@ -388,7 +391,8 @@ def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
     return replace(
         cost, halved_bytes=halves.kept - halves.released,
         halving_bytes=halves.first - halves.kept + halves.released,
-        second_bytes=halves.second, released_bytes=halves.released,
+        second_bytes=halves.second, second_adding_bytes=halves.adding,
+        released_bytes=halves.released,
         released_outputs=halves.released_outputs,
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from meshwright.costmodel.block.overlap import (
     WalkTurns,
     beside_weights,
     can_halve,
+    casts_once,
     chained,
     computing,
     in_halves,
@@ -62,12 +63,15 @@ class BlockSpot:
     """Of dp, those within a replica, where replicas train alone; None: they do not."""
     captured: bool = False
     """In CUDA graphs."""
+    joined: bool = False
+    """Products that read one value which has come are one call, which casts it once."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Costs are looked up by spot very often, and tiers are long.
         parts = (self.samples, self.dp, self.model, self.device, self.dp_levels,
-                 self.model_levels, self.compiled, self.own_levels, self.captured)  # fmt: skip
+                 self.model_levels, self.compiled, self.own_levels, self.captured,
+                 self.joined)  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
@@ -88,18 +92,18 @@ _Kind = tuple[str, tuple[bool, ...], str]
 _Id = tuple[_Kind, BlockSpot]
 _Axes = tuple[_Kind, ModelMesh, bool]
 """A block with its axes: what happens to which value does not depend on samples or replicas."""
-_WalkKey = tuple[str, str, ModelMesh, bool]
+_WalkKey = tuple[str, str, ModelMesh, bool, bool]
 RECENT = 8
 """Walks that are kept, for those who ask for one several times in a row: all would be too many."""
 
 
 def _without_links(at: _Id) -> tuple[object, ...]:
     kind, spot = at
-    return kind, spot.samples, spot.dp, spot.model, spot.device
+    return kind, spot.samples, spot.dp, spot.model, spot.device, spot.joined
 
 
 def _walk_key(block: Block, layout_key: str, spot: BlockSpot) -> _WalkKey:
-    return block.name, layout_key, spot.model, spot.dp > 1
+    return block.name, layout_key, spot.model, spot.dp > 1, spot.joined
 
 
 def _halves_of(spot: BlockSpot, ranks: int, parts: int) -> list[BlockSpot]:
@@ -406,6 +410,8 @@ class BlockCosts:
             site, known = self.site(spot), self._walks.get(key)
             if known is None:
                 walk = self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
+                if spot.joined:
+                    casts_once(walk)
             else:
                 walk = known.again(site, spot.samples)
                 walk.clock.settle(site.device)

@@ -270,9 +270,11 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
     away = found.moved_bytes if makers.walk.site.device.is_apart else 0
     copy_s = _copy_s(found, makers.walk.site.device)
     extra_s = again_s + found.again_comm_s + copy_s
-    # What goes with a first half may be what is not kept: taken to stay.
-    halved_bytes = cost.halved_bytes + cost.released_bytes
-    halved_bytes += found.remade_bytes + found.freed_bytes
+    halved_bytes, halving_bytes = cost.halved_bytes, cost.halving_bytes
+    if again := found.remade_bytes + found.freed_bytes:
+        # What goes with a first half may be what is not kept: taken to stay.
+        halved_bytes += cost.released_bytes + again
+        halving_bytes = cost.halving_again(halved_bytes)
     return replace(
         cost,
         forward_s=cost.forward_s + copy_s,
@@ -289,7 +291,7 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
         moved_bytes=found.moved_bytes,
         freed_bytes=found.freed_bytes,
         halved_bytes=halved_bytes,
-        halving_bytes=cost.halving_again(halved_bytes),
+        halving_bytes=halving_bytes,
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
     )
 

@@ -54,6 +54,7 @@ def measured_cost(
         forward_bytes=0,
         halving_bytes=None,
         second_bytes=None,
+        second_adding_bytes=None,
         source=worst_source([source, *_links(cost, walk)]),
         uncertain_s=seconds * (band + _LEAST_BAND[walk.site.device.kind])
         + walk.clock.comm_uncertain_s,

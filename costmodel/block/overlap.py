@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
+from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_work
@@ -88,6 +89,30 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
             forward_s += 2 * half_s + whole_s - play(steps, IDLE, slowing(walk, move))[0]
             more_s += halving_s
     return Hidden(max(0.0, forward_s), max(0.0, backward_s), more_s)
+
+
+def casts_once(walk: Walk) -> None:
+    """Changes what a walk has saved: autocast has one copy of a moved value for all products that
+    are one call, where it would make one for each of them."""
+    users = {
+        step.op.name: (index, move.name)
+        for index, move in enumerate(walk.trail)
+        if isinstance(move, PricedMove) and move.size > 1
+        for step in _columns(walk, index, move)
+    }
+    first: dict[tuple[int, str], SavedKey] = {}
+    for number, step in enumerate(walk.script):
+        if not isinstance(step, OpStep) or step.op.name not in users:
+            continue
+        kept, moved = [], users[step.op.name]
+        for each in step.kept:
+            if each.key and not each.key[2] and each.name == moved[1]:
+                key = first.setdefault(moved, each.key)
+                if key != each.key:
+                    walk.saved.pop(each.key, None)
+                each = replace(each, key=key)
+            kept.append(each)
+        walk.script[number] = replace(step, kept=tuple(kept))
 
 
 def _halving_s(walk: Walk, step: PricedOp) -> float:

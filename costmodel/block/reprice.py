@@ -40,6 +40,8 @@ class PricedInput:
     requires_grad: bool
     is_param: bool
     channels_last: bool
+    gradient_width: int
+    """Bytes of an element of its gradient: that of a copy which is the op's alone is cast back."""
 
 
 @dataclass(frozen=True, slots=True)

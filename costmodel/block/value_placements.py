@@ -117,6 +117,8 @@ class Trace(ABC):
     """Values that ops have made; others came from outside, where autograd has their leaves."""
     copied: set[tuple[str, str]] = field(default_factory=set)
     """Leaves that autocast has a copy of, and its dtype."""
+    looked_at: dict[str, Storage] = field(default_factory=dict)
+    """What has memory of its own though its op may give a view -> the memory that it would view."""
     local: LocalValues = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +165,8 @@ class Trace(ABC):
                 if self.facts.roots[name] != name:
                     looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
+                elif class_of(op) is OpClass.VIEW and op.inputs:
+                    self.looked_at[name] = self.stored(op.inputs[0], inputs[0])
         step = self._step(op, strategies, inputs, outputs)
         self.made.update(filter(None, op.outputs))
         self.script.append(step)
@@ -270,12 +274,14 @@ class Trace(ABC):
         tensor, own = self._tensor(name), self.facts.dtypes[name]
         read = self.facts.read_as(op, name)
         is_cast = read != own and (name, read) not in self.copied
-        if is_cast and self._is_leaf(name, where):
+        is_leaf = self._is_leaf(name, where)
+        if is_cast and is_leaf:
             self.copied.add((name, read))
         return PricedInput(
             self.local.number(name, where), DTYPE_BYTES[read], DTYPE_BYTES[own],
             is_cast or (self.facts.casts_inside(op) and is_float(own)),
             tensor.requires_grad, tensor.kind is Kind.PARAMETER, tensor.channels_last,
+            DTYPE_BYTES[read if is_leaf else own],
         )  # fmt: skip
 
     def _is_leaf(self, name: str, where: Where) -> bool:
@@ -346,6 +352,13 @@ class Trace(ABC):
         for operand, where in zip(op.inputs, inputs, strict=True):
             if operand == name or roots[operand] == roots[name]:
                 return self.stored(operand, where)
+        for operand, where in zip(op.inputs, inputs, strict=True):
+            # It was traced as a view of what lies so; what has been moved on the way lies anew.
+            memory = self.stored(operand, where)
+            while memory[0] in self.looked_at and roots[memory[0]] != roots[name]:
+                memory = self.looked_at[memory[0]]
+            if roots[memory[0]] == roots[name]:
+                return memory
         return self.stored(name, self.placed.get(name, {}))
 
     def _is_state(self, name: str, target: Target) -> bool:

@@ -92,8 +92,8 @@ class MemoryGroup:
         own = self.parameters if step > 0 else self._backward
         if in_place:
             return own
-        frozen = self.frozen or (0,) * len(own)
-        if self.exchange.copied and not self.exchange.copies_on_host:
+        frozen = self._frozen
+        if self._casts_parts:
             moving = [2 * (n - still) + part(n - still)
                       for n, still in zip(own, frozen, strict=True)]  # fmt: skip
         else:
@@ -134,9 +134,11 @@ class MemoryGroup:
         lowest = sorted(self.complete)[:2]
         return [ceil(exchange.read * sum(self.complete[index])) for index in reversed(lowest)]
 
-    def gathered(self, step: int, prefetch: int) -> Sequence[int]:
+    def gathered(self, step: int, prefetch: int, in_place: bool = False) -> Sequence[int]:
         """Parameters that are gathered while each block runs: its own, and those ahead, the next
-        of which is a `step` away. None where nothing is gathered in that direction."""
+        of which is a `step` away. None where nothing is gathered in that direction. A rank's part
+        that was cast is there, too, until what is ahead has come, but where it is sent as it lies
+        (`in_place`)."""
         exchange = self.exchange
         if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
             return ()
@@ -146,9 +148,22 @@ class MemoryGroup:
             own = [n * (i not in self.rest) for i, n in enumerate(own)]
         if not prefetch:
             return [n + rest for n in own] if rest else own
+        sent = own
+        if self._casts_parts and not in_place:
+            sent = [n + self.part(n - min(n, still))
+                    for n, still in zip(own, self._frozen, strict=True)]  # fmt: skip
         if step > 0:
-            return [sum(own[i : i + prefetch + 1]) + rest for i in range(len(own))]
-        return [sum(own[max(0, i - prefetch) : i + 1]) + rest for i in range(len(own))]
+            return [own[i] + sum(sent[i + 1 : i + prefetch + 1]) + rest for i in range(len(own))]
+        return [own[i] + sum(sent[max(0, i - prefetch) : i]) + rest for i in range(len(own))]
+
+    @property
+    def _casts_parts(self) -> bool:
+        """Whether what is gathered is cast before, of what is trained."""
+        return bool(self.exchange.copied) and not self.exchange.copies_on_host
+
+    @property
+    def _frozen(self) -> Sequence[int]:
+        return self.frozen or (0,) * len(self.parameters)
 
     @cached_property
     def _backward(self) -> Sequence[int]:

@@ -123,6 +123,8 @@ class BlockMemory:
     """Most at once in the first half, beside what it keeps."""
     second: int = 0
     """Most at once in the second half, beside what is there as it begins."""
+    second_adding: int | None = None
+    """As `adding`, in the second half."""
     remakes: bool = False
     """Whether its backward makes something again."""
     given: int = 0
@@ -359,7 +361,8 @@ class StageMemory:
         tensor is there beside the parameters while it is unpacked, and a rank's part of it where
         that is cast. None where nothing is gathered in that direction."""
         lines = [(g.arriving(step, g.part, self.habits.in_place), ahead)
-                 for g in self.groups if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
+                 for g in self.groups
+                 if (ahead := g.gathered(step, self.prefetch, self.habits.in_place))]  # fmt: skip
         if not lines:
             return []
         if len(lines) == 1:
@@ -409,7 +412,7 @@ class StageMemory:
             needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
                 needs = one_op = block.second
-                adding = None
+                adding = block.second_adding
             needs -= block.late * (come and not second)
             for group in groups:
                 group.reaches(index)

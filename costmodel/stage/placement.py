@@ -20,7 +20,7 @@ from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.paired import paired_stages
-from meshwright.ir.plan.plan import HALVING, MESH_AXES, BlockLayout, Plan, Stage
+from meshwright.ir.plan.plan import HALVING, JOINING, MESH_AXES, BlockLayout, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,9 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     shards = stage.mesh.get("dp_shard", 1)
     # Of replicas that train alone, a rank meets those of its own for some messages.
     own = shards if stage.sync is not None and exchange_of(stage).apart else 0
-    key = stage.devices, stage.batch_shares, model, stage.compile, stage.capture, own
+    # As `codegen.lower` has it, but for blocks that are to run on halves and cannot.
+    joined = bool(tables.numbers.autocast and model and stage.overlap in JOINING)
+    key = stage.devices, stage.batch_shares, model, stage.compile, stage.capture, own, joined
     known = _spots.of(tables)
     if key not in known:
         size, names = stage.model_size, tables.device_names
@@ -100,6 +102,7 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
                     stage.compile,
                     own_levels,
                     stage.capture,
+                    joined,
                 )
                 found[spot] = None
         known[key] = tuple(found)

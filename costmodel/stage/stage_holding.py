@@ -207,6 +207,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
                 + moved
                 + before,
+                second_adding=cost.second_adding_bytes,
                 remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])

@@ -38,9 +38,11 @@ MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
 
 Overlap = Literal["none", "gradients", "linear", "block", "blocks"]
 OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block", "blocks")
+"""In the order of how much goes on beside collectives."""
 HALVING: tuple[Overlap, ...] = ("block", "blocks")
 """Of these, those that run blocks on halves of a micro-batch."""
-"""In the order of how much goes on beside collectives."""
+JOINING: tuple[Overlap, ...] = ("gradients", "linear")
+"""Of these, those under which products that read one moved value are one call."""
 
 DeviceKind = Literal["cuda", "cpu"]
 

@@ -191,7 +191,9 @@ class Recording:
         if (handed := self._handed(x, node)) is not None:
             return handed
         if not self._fate(node).again:
-            return x
+            # What its own node keeps must not lead back to that: nobody would let go of the two
+            # where a backward is in halves, which frees nothing itself.
+            return x.detach()
         wanted = (node, maker.result, 0) if maker else (node, -1, place)
         handle = _Again(wanted, Geometry.of(x), memory_of(x))
         self._handles.append(ref(handle))

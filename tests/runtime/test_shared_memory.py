@@ -1,9 +1,16 @@
-"""Memory of ranks that share a model's tokens or parameters: predicted beside tracked bytes."""
+"""Memory of ranks that share a model: predicted beside tracked bytes."""
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from tests.told_memory import told_of_pinned
 
@@ -11,32 +18,78 @@ WORDS, TOKENS = 512, 128
 
 
 class _Language(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
-            num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
-            use_cache=False,
-        ))  # fmt: skip
+        self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
         loss: Tensor = self.model(ids, labels=ids).loss
         return loss
 
 
+def _llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
+        use_cache=False,
+    ))  # fmt: skip
+
+
+def _gpt2() -> nn.Module:
+    drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=WORDS, n_positions=TOKENS, n_embd=128, n_layer=2, n_head=8, use_cache=False,
+        bos_token_id=0, eos_token_id=0, **drops,
+    ))  # fmt: skip
+
+
+def _mixtral() -> nn.Module:
+    return MixtralForCausalLM(MixtralConfig(
+        vocab_size=WORDS, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, num_local_experts=4, use_cache=False,
+        max_position_embeddings=TOKENS,
+    ))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:offload on cpu")
 @pytest.mark.parametrize(
-    "pins",
+    ("precision", "pins"),
     [
         # Results of rings lie so that the next product reads them as they are.
-        ("cp=2", "num_microbatches=1"),
+        ("fp32", ("cp=2", "num_microbatches=1")),
         # Gathered behind a cast that does nothing: what is gathered is kept.
-        ("tp_col=2", "num_microbatches=1"),
+        ("fp32", ("tp_col=2", "num_microbatches=1")),
         # What is on its way under a forward has come when that has most.
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1"),
-        ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2"),
+        ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1")),
+        ("fp32", ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=2")),
+        # A value that has come is cast once for all products that are one call with it.
+        ("bf16-autocast", ("tp=2", "num_microbatches=1", "overlap=gradients")),
+        # A rank's part that was cast is there until the next block's parameters have come.
+        ("bf16", ("dp_shard=2", "zero=3", "num_microbatches=1", "prefetch=1")),
+        # The gradient of a cast is cast back, and as wide as the value until the second half.
+        ("bf16-autocast", ("pp=2", "num_microbatches=4", "schedule=zero_bubble")),
+        # Nothing is made again: nothing more stays between the halves of a backward.
+        ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=offload")),
+        # What ops keep of their own results goes with the second half.
+        ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=selective")),
     ],
 )
-def test_memory_of_ranks_that_share_tokens_or_parameters(pins: tuple[str, ...]) -> None:
+def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    assert told_of_pinned(_Language(), data, "fp32", *pins) == pytest.approx([1, 1], rel=0.01)
+    told = told_of_pinned(_Language(_llama()), data, precision, *pins)
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
+    """The product after it keeps it, though it was traced as a view of what attention has made."""
+    data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "dp_replicate=2")
+    told = told_of_pinned(_Language(_gpt2()), data, "fp32", *pins, "num_microbatches=1", ranks=4)
+    assert told == pytest.approx([1] * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
+def test_second_halves_make_gradients_of_experts_one_by_one(schedule: str) -> None:
+    """What they make is added to what is there; before that, their backward has other things."""
+    data, pins = (torch.randint(0, WORDS, (8, 64)),), ("pp=2", "num_microbatches=4")
+    told = told_of_pinned(_Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
+    assert told == pytest.approx([1, 1], rel=0.01)
