@@ -2,14 +2,16 @@
 PyTorch.
 
 Each feature has tests of its own; here they meet. A plan is searched for with the pins, and trained
-in float64 with an optimizer that is drawn too: losses and parameters must be those of one process,
-or the product must say in words why not.
+in float64 with an optimizer that is drawn too; some jobs go on under another such plan, from a
+checkpoint. Losses and parameters must be those of one process, or the product must say in words why
+not.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from meshwright.testing.models import CASES, ModelCase
+from meshwright.testing.models import CASES
 from meshwright.testing.plain import plain_step
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
 
@@ -81,18 +83,29 @@ OPTIMIZERS: Mapping[str, Callable[[nn.Module], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Asked:
     """What is asked of one plan."""
 
-    model: str
     ranks: int
-    optimizer: str
-    clipped: bool
     pins: tuple[str, ...]
 
     def __str__(self) -> str:
+        return f"{self.ranks} ranks {' '.join(self.pins)}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and how it is trained."""
+
+    model: str
+    optimizer: str
+    clipped: bool
+    plans: tuple[Asked, ...]
+    """One after the other, each from the checkpoint of the one before."""
+
+    def __str__(self) -> str:
         clip = ", clipped" if self.clipped else ""
-        return f"{self.model} on {self.ranks}, {self.optimizer}{clip}, {' '.join(self.pins)}"
+        return f"{self.model}, {self.optimizer}{clip}, {', then '.join(map(str, self.plans))}"
 
 
 def attacks(size: int, seed: int) -> Iterator[Result]:
@@ -106,62 +119,87 @@ def attacks(size: int, seed: int) -> Iterator[Result]:
 
 
 def drawn(draw: Random) -> Case:
+    """One plan, or two for a job that changes its own."""
+    name = draw.choice(MODELS)
+    plans = tuple(_asked(draw, name) for _ in range(draw.choice((1, 1, 2))))
+    return Case(name, draw.choice(list(OPTIMIZERS)), draw.random() < 0.3, plans)
+
+
+def _asked(draw: Random, model: str) -> Asked:
     """A mesh of one or two axes of two ranks each, one of which may be left to the search, and up
     to four other pins."""
-    ranks, name = draw.choice((2, 4, 4)), draw.choice(MODELS)
-    axes = AXES if name == "mixtral" else AXES[:-1]
-    mesh = draw.sample(axes, draw.randint(ranks // 4, ranks // 2))
+    ranks = draw.choice((2, 4, 4))
+    mesh = draw.sample(
+        AXES if model == "mixtral" else AXES[:-1], draw.randint(ranks // 4, ranks // 2)
+    )
     pins = {axis: "2" for axis in mesh}
     known = {key: values for key, values in PINS.items() if key != "samples" or "ep" in mesh}
     for key in draw.sample(list(known), draw.randint(0, 4)):
         pins[key] = draw.choice(known[key])
     if "pp" in mesh and draw.random() < 0.7:
         pins["schedule"] = draw.choice(SCHEDULES)
-    said = tuple(f"{key}={value}" for key, value in sorted(pins.items()))
-    return Case(name, ranks, draw.choice(list(OPTIMIZERS)), draw.random() < 0.3, said)
+    return Asked(ranks, tuple(f"{key}={value}" for key, value in sorted(pins.items())))
 
 
 def judged(case: Case) -> tuple[bool, str]:
     """Whether the product held, and what happened."""
-    model, clip = CASES[case.model], CLIP if case.clipped else None
-    module = model.model()
     try:
-        plan = search(
-            module, Cluster.local(case.ranks), example_inputs=model.example(),
-            loss_fn=model.loss_fn, optimizer=OPTIMIZERS[case.optimizer](module),
-            precision="fp64", max_grad_norm=clip, constraints=case.pins, time_limit_s=LIMIT_S,
-        )  # fmt: skip
+        plans = [_plan(case, asked) for asked in case.plans]
     except MeshwrightError as error:
         return True, f"refused: {error}"
     except Exception as error:
         return False, f"search: {type(error).__name__}: {error}"
-    batches = [model.example(plan.global_batch_size, 100 + i) for i in range(STEPS)]
-    try:
-        found = run_ranks(case.ranks, _train, model, plan, case.optimizer, batches)
-    except RankFailed as error:
-        return refused(str(error))
-    wanted = alone(_plain, model, case.optimizer, batches, clip)
-    if any(rank.losses != found[0].losses for rank in found):
-        return False, "ranks report different losses"
-    return compared(found[0], wanted, frozenset(wanted.state))
+    (size,) = {plan.global_batch_size for plan in plans}
+    model = CASES[case.model]
+    batches = [model.example(size, 100 + i) for i in range(STEPS * len(plans))]
+    losses: tuple[float, ...] = ()
+    with TemporaryDirectory() as folder:
+        for number, plan in enumerate(plans):
+            own = batches[STEPS * number :][:STEPS]
+            try:
+                ranks = run_ranks(plan.world_size, _train, case, plan, own, folder, number > 0)
+            except RankFailed as error:
+                return refused(str(error))
+            if any(rank.losses != ranks[0].losses for rank in ranks):
+                return False, "ranks report different losses"
+            losses += ranks[0].losses
+    wanted = alone(_plain, case, batches)
+    return compared(Trained(losses, ranks[0].state), wanted, frozenset(wanted.state))
 
 
-def _train(model: ModelCase, plan: Plan, optimizer: str, batches: Sequence[Any]) -> Trained:
+def _plan(case: Case, asked: Asked) -> Plan:
+    model = CASES[case.model]
+    module = model.model()
+    return search(
+        module, Cluster.local(asked.ranks), example_inputs=model.example(), loss_fn=model.loss_fn,
+        optimizer=OPTIMIZERS[case.optimizer](module), precision="fp64",
+        max_grad_norm=CLIP if case.clipped else None, constraints=asked.pins, time_limit_s=LIMIT_S,
+    )  # fmt: skip
+
+
+def _train(case: Case, plan: Plan, batches: Sequence[Any], folder: str, goes_on: bool) -> Trained:
+    model = CASES[case.model]
     module = model.model()
     job = compile_job(
-        module, plan, optimizer=OPTIMIZERS[optimizer](module), loss_fn=model.loss_fn,
+        module, plan, optimizer=OPTIMIZERS[case.optimizer](module), loss_fn=model.loss_fn,
         device="cpu", check=False,
     )  # fmt: skip
+    if goes_on:
+        job.load(folder)
     losses = tuple(float(job.step(batch)) for batch in batches)
+    job.save(folder)
     state = full_state(job)
     job.close()
     return Trained(losses, state)
 
 
-def _plain(model: ModelCase, optimizer: str, batches: Sequence[Any], clip: float | None) -> Trained:
+def _plain(case: Case, batches: Sequence[Any]) -> Trained:
+    model = CASES[case.model]
     module = model.model()
-    made = OPTIMIZERS[optimizer](module)
-    step = _Several(made if isinstance(made, list) else [made], module, clip)
+    made = OPTIMIZERS[case.optimizer](module)
+    step = _Several(
+        made if isinstance(made, list) else [made], module, CLIP if case.clipped else None
+    )
     losses = tuple(plain_step(module, model.loss_fn, step, batch) for batch in batches)
     return Trained(losses, {n: p.detach().clone() for n, p in module.named_parameters()})
 
