@@ -87,7 +87,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
         id(costs.cost), parts, stage.prefetch, costs.spot,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.handed_bytes, costs.taken_bytes, costs.shared_bytes,
-        costs.packs, costs.updates,
+        costs.packs, costs.updates, bool(costs.cuts),
     )  # fmt: skip
     known = _models.of(tables)
     if key not in known:
