@@ -93,3 +93,9 @@ def test_second_halves_make_gradients_of_experts_one_by_one(schedule: str) -> No
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("pp=2", "num_microbatches=4")
     told = told_of_pinned(_Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
     assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
+    data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
+    told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
+    assert told == pytest.approx([1, 1], rel=0.01)
