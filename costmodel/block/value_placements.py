@@ -355,11 +355,22 @@ class Trace(ABC):
         for operand, where in zip(op.inputs, inputs, strict=True):
             # It was traced as a view of what lies so; what has been moved on the way lies anew.
             memory = self.stored(operand, where)
-            while memory[0] in self.looked_at and roots[memory[0]] != roots[name]:
+            while self._is_looked_at(memory) and roots[memory[0]] != roots[name]:
                 memory = self.looked_at[memory[0]]
-            if roots[memory[0]] == roots[name]:
+            if self._looks_at(memory[0], roots[name]):
                 return memory
         return self.stored(name, self.placed.get(name, {}))
+
+    def _is_looked_at(self, memory: Storage) -> bool:
+        """Whether a value is a view of another where it lies so, and not what has been moved."""
+        name, target = memory
+        return name in self.looked_at and target == self.normal(self.placed[name])
+
+    def _looks_at(self, name: str, root: str) -> bool:
+        """Whether a value was traced as a view of another, however it lies."""
+        while self.facts.roots[name] != root and name in self.looked_at:
+            name, _ = self.looked_at[name]
+        return self.facts.roots[name] == root
 
     def _is_state(self, name: str, target: Target) -> bool:
         """Whether it is there anyway: not if its parts have been gathered for the op."""

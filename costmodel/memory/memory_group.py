@@ -156,6 +156,13 @@ class MemoryGroup:
             return [own[i] + sum(sent[i + 1 : i + prefetch + 1]) + rest for i in range(len(own))]
         return [own[i] + sum(sent[max(0, i - prefetch) : i]) + rest for i in range(len(own))]
 
+    def coming(self, prefetch: int, in_place: bool = False) -> Sequence[int]:
+        """Parameters on their way when each block's backward has run and its own are let go. None
+        where nothing is gathered ahead."""
+        there = self.gathered(-1, prefetch, in_place) if prefetch else ()
+        kept = sum([self._backward[i] for i in self.rest])
+        return [n - kept - self._backward[i] * (i not in self.rest) for i, n in enumerate(there)]
+
     @property
     def _casts_parts(self) -> bool:
         """Whether what is gathered is cast before, of what is trained."""

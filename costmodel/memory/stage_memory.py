@@ -374,6 +374,12 @@ class StageMemory:
             for whole in [sum([there[i] for _, there in lines])]
         ]
 
+    @property
+    def _coming(self) -> Sequence[int]:
+        """Parameters on their way when a block's gradients go; none where none come ahead."""
+        lines = [g.coming(self.prefetch, self.habits.in_place) for g in self.groups]
+        return [sum(at) for at in zip(*filter(None, lines), strict=True)]
+
     def backward_rises(
         self, first: bool, last: bool, second: bool = False
     ) -> list[tuple[int, _Rise]]:
@@ -398,6 +404,7 @@ class StageMemory:
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None and all([group.come for group in groups])
         copied = [group for group in groups if group.adds_copies]
+        coming = self._coming
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             # Of recorded calls all gradients of what they read are there at any time.
@@ -437,6 +444,7 @@ class StageMemory:
                 if index in group.going:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
+                        moving += coming[index] if coming else 0
                         found.append((index, (whole, -freed, moving, 0)))
                     if group.overtakes:
                         for other in groups:

@@ -1,6 +1,6 @@
 """Parameters of a stage on a rank, and the buckets in which their gradients move."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -32,6 +32,8 @@ class Owned:
     largest_trained: int
     runs: tuple[tuple[str, int, int], ...]
     """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each trained one, in order; empty: those of a run are equal."""
 
     @classmethod
     def of(cls, params: Sequence[LocalParam], read: float = 1.0) -> "Owned":
@@ -45,7 +47,16 @@ class Owned:
             sum([p.nbytes for p in params if not p.trained]), len(trained),
             max([p.nbytes for p in trained], default=0),
             tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
+            tuple([nbytes for _, sizes in runs for nbytes in sizes]),
         )  # fmt: skip
+
+    def each(self) -> Iterator[tuple[str, int]]:
+        """Yields dtype and bytes of each trained one, in order."""
+        at = 0
+        for dtype, nbytes, tensors in self.runs:
+            own = self.sizes[at : at + tensors] or (nbytes // max(1, tensors),) * tensors
+            yield from ((dtype, size) for size in own)
+            at += tensors
 
 
 class Tied(NamedTuple):
@@ -122,21 +133,16 @@ def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
 
 def forward_buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
     """Returns buckets of consecutive parameters as the forward reads them, a dtype at a time; one
-    is closed when it has `limit_bytes`. Tensors of a block are taken to be of equal size."""
+    is closed when it has `limit_bytes`."""
     found: list[Bucket] = []
     for dtype in dict.fromkeys(dtype for own in owned for dtype, *_ in own.runs):
         nbytes = limit_bytes
         for owner, own in enumerate(owned):
-            for kind, run_bytes, tensors in own.runs:
-                left, unsent = run_bytes, tensors if kind == dtype else 0
-                while unsent:
-                    if nbytes >= limit_bytes:
-                        found.append(Bucket(owner, 0, 0))
-                        nbytes = 0
-                    each = max(1, left // unsent)
-                    count = min(unsent, -((nbytes - limit_bytes) // each))
-                    taken = left if count == unsent else count * each
-                    last = found[-1]
-                    found[-1] = Bucket(last.owner, last.nbytes + taken, last.tensors + count)
-                    nbytes, left, unsent = nbytes + taken, left - taken, unsent - count
+            for size in [size for kind, size in own.each() if kind == dtype]:
+                if nbytes >= limit_bytes:
+                    found.append(Bucket(owner, 0, 0))
+                    nbytes = 0
+                last = found[-1]
+                found[-1] = Bucket(last.owner, last.nbytes + size, last.tensors + 1)
+                nbytes += size
     return tuple(reversed(found))

@@ -70,18 +70,31 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One layer of an LSTM in one direction, as oneDNN computes it."""
+    """One layer of a recurrent network in one direction."""
 
     steps: int
     samples: int
     given: int
     """Width of what it reads."""
     width: int
+    """Of its result."""
+    cells: int
+    """Width of what its gates make: another one where an LSTM projects that."""
 
     @property
     def made(self) -> int:
         """Values of its result."""
         return self.steps * self.samples * self.width
+
+    @property
+    def gated(self) -> int:
+        """Values of one gate."""
+        return self.steps * self.samples * self.cells
+
+    @property
+    def projection(self) -> int:
+        """Values of the weight that makes its result of what its gates make; 0: it has none."""
+        return self.width * self.cells * (self.width != self.cells)
 
     def room_bytes(self, width: int) -> int:
         """Its workspace, where a value takes so many bytes (`set_workspace_sizes` of oneDNN's
@@ -113,9 +126,11 @@ def _passes(op: Op, shapes: Sequence[Shape]) -> Iterator[list[_Pass]]:
     layers, ways = given(op, "num_layers"), 1 + bool(given(op, "bidirectional"))
     assert isinstance(layers, int)
     steps, samples = shapes[0][:2][:: -1 if given(op, "batch_first") else 1]
+    each = len(weights) // (layers * ways)
     for layer in range(layers):
-        read, state = weights[2 * ways * layer :][:2]
-        yield ways * [_Pass(steps, samples, read[1], state[1])]
+        read, state, *projection = weights[each * ways * layer :][:each]
+        cells = projection[0][1] if projection else state[1]
+        yield ways * [_Pass(steps, samples, read[1], state[1], cells)]
 
 
 def _is_onednn(op: Op, shapes: Sequence[Shape], dtype: str) -> bool:
@@ -147,12 +162,10 @@ def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
 
 def _by_cells(op: Op, part: CallPart) -> list[list[_Pass]]:
     """Of each layer, its directions, where torch calls a cell for each step on a CPU; none where
-    another kernel runs, or an LSTM projects its states."""
-    weights = [i for i in slots(op, "params") if len(part.shapes[i]) == 2]
+    another kernel runs."""
     if part.device_kind != "cpu" or len(part.shapes[0]) != 3:
         return []
-    layers = list(_passes(op, part.shapes))
-    return layers if len(weights) == 2 * sum(map(len, layers)) else []
+    return list(_passes(op, part.shapes))
 
 
 def _cells_inside(gates: int, op: Op, part: CallPart) -> int:
@@ -160,8 +173,8 @@ def _cells_inside(gates: int, op: Op, part: CallPart) -> int:
     directions are there beside what they are put together to (torch's RNN.cpp)."""
     inside = 0
     for layer in _by_cells(op, part):
-        made = layer[0].made
-        inside = max(inside, gates * made + 2 * made * (len(layer) > 1))
+        both = 2 * layer[0].made * (len(layer) > 1)
+        inside = max(inside, gates * layer[0].gated + both)
     return inside * part.width
 
 
@@ -169,7 +182,8 @@ def _cells_temporaries(gates: int, freed: int, op: Op, part: CallPart) -> int:
     """Directions and layers run backwards one by one. A step's gradient of the weight of the state
     is added to that of the steps before it, which makes a third; then the gates' gradients of all
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
-    back what it kept: of each value of the result, `freed` at least."""
+    back what it kept: of each value of a gate, `freed` at least. Gradients of the weight of a
+    projection are added up as those of the state's are, before them."""
     layers = _by_cells(op, part)
     if not layers:
         return 0
@@ -179,12 +193,13 @@ def _cells_temporaries(gates: int, freed: int, op: Op, part: CallPart) -> int:
         reads = number > 0 or part.wanted[0]
         for index, one in enumerate(layers[number]):
             ends = index == len(layers[number]) - 1 and number < len(layers) - 1
-            state, read = gates * one.width**2, gates * one.width * one.given
-            bias = gates * one.width * biases
-            made, back = gates * one.made, one.steps * one.samples * one.given * reads
-            most = max(most, done + min(3, one.steps) * state)
+            state, read = gates * one.cells * one.width, gates * one.cells * one.given
+            bias, after = gates * one.cells * biases, one.projection
+            made, back = gates * one.gated, one.steps * one.samples * one.given * reads
+            most = max(most, done + after + state + (min(3, one.steps) - 1) * max(after, state))
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += state + bias - freed * one.made - ends * len(layers[number]) * one.made
+            done += after + state + bias - freed * one.gated
+            done -= ends * len(layers[number]) * one.made
             most = max(most, done + 2 * made)
             done += read + bias + back
             most = max(most, done + made)
@@ -203,7 +218,7 @@ def _lstm_temporaries(op: Op, part: CallPart) -> int:
 
 
 def _by_onednn(op: Op, part: CallPart) -> bool:
-    return part.device_kind == "cpu" and part.dtype in _ONEDNN
+    return part.device_kind == "cpu" and _is_onednn(op, part.shapes, part.dtype)
 
 
 def _onednn_temporaries(op: Op, part: CallPart) -> int:

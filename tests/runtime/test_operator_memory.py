@@ -197,7 +197,7 @@ class _Recurrent(nn.Module):
         given = {"input_size": 32, "hidden_size": 64, "batch_first": True, **given}
         self.into, self.layers = nn.Linear(32, 32), kind(**given)
         ways = 1 + given.get("bidirectional", False)
-        self.out = nn.Linear(given["hidden_size"] * ways, 8)
+        self.out = nn.Linear((given.get("proj_size") or given["hidden_size"]) * ways, 8)
         self.batch_first = given["batch_first"]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,6 +222,10 @@ CELLS = {
     "lstm": (nn.LSTM, {}, 16),
     "lstm of two directions": (nn.LSTM, {"num_layers": 2, "bidirectional": True}, 16),
     "lstm of few samples": (nn.LSTM, {"hidden_size": 128, "num_layers": 2}, 1),
+    "projected lstm": (nn.LSTM, {"proj_size": 32}, 16),
+    "projected lstm of two layers": (nn.LSTM, {"proj_size": 16, "num_layers": 2}, 16),
+    "projected lstm of two directions": (nn.LSTM, {"proj_size": 48, "bidirectional": True}, 16),
+    "projected lstm of few samples": (nn.LSTM, {"proj_size": 96, "hidden_size": 128}, 1),
 }
 """Kinds, arguments and samples; weights have most where samples are few. LSTMs in float64, which
 oneDNN does not take."""
@@ -241,11 +245,20 @@ def test_what_cells_of_each_step_hold_is_predicted(name: str) -> None:
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU steps through such LSTMs"
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
-@pytest.mark.parametrize("name", [name for name, (kind, *_) in CELLS.items() if kind is nn.LSTM])
+@pytest.mark.parametrize("name", [name for name in CELLS if name.startswith("lstm")])
 def test_what_lstms_of_onednn_hold_is_predicted(name: str, precision: str) -> None:
     kind, given, samples = CELLS[name]
     data = torch.randn(samples, 32, 32)
     found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    assert found == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", [name for name in CELLS if name.startswith("projected")])
+def test_lstms_that_project_are_not_those_of_onednn(name: str) -> None:
+    """Also in float32, in which that takes others."""
+    kind, given, samples = CELLS[name]
+    found = told_of_held(_Recurrent(kind, **given), (torch.randn(samples, 32, 32),), "fp32")
     assert found == pytest.approx(1.0, abs=0.01)
 
 

@@ -12,6 +12,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+import meshwright as mw
 from tests.told_memory import told_of_pinned
 
 WORDS, TOKENS = 512, 128
@@ -92,4 +93,18 @@ def test_second_halves_make_gradients_of_experts_one_by_one(schedule: str) -> No
     """What they make is added to what is there; before that, their backward has other things."""
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("pp=2", "num_microbatches=4")
     told = told_of_pinned(_Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_views_of_what_attention_makes_lie_anew_where_they_are_moved() -> None:
+    """An adapter reads whole tokens out of the heads of other ranks, and keeps them."""
+    model = mw.adapt(_llama(), "lora", skip="lm_head")
+    data = (torch.randint(0, WORDS, (8, TOKENS)),)
+    told = told_of_pinned(_Language(model), data, "fp32", "tp=2", "num_microbatches=1")
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
+    data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
+    told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
     assert told == pytest.approx([1, 1], rel=0.01)

@@ -79,17 +79,18 @@ def test_forms_without_late_messages_hide_nothing() -> None:
 
 @pytest.mark.parametrize("limit", [1, 4096, 10_000, 1 << 30])
 def test_buckets_are_those_of_the_runtime(limit: int) -> None:
-    """Of blocks whose tensors are alike, with two dtypes; sizes to the byte, by first reader."""
-    sizes = {0: (torch.float32, 3, 700), 1: (torch.bfloat16, 2, 900), 3: (torch.float32, 4, 512)}
+    """Of blocks with two dtypes and tensors of all sizes; to the byte, by first reader."""
+    sizes = {0: (torch.float32, (700, 12, 5000)), 1: (torch.bfloat16, (900, 3)),
+             3: (torch.float32, (512, 8, 2048, 64))}  # fmt: skip
     slots = [
         Slot(None, torch.nn.Parameter(torch.zeros(n, dtype=dtype)), (call,))  # type: ignore[arg-type]
-        for call, (dtype, count, n) in sizes.items()
-        for _ in range(count)
+        for call, (dtype, own) in sizes.items()
+        for n in own
     ]
     owned = [
-        Owned.of([LocalParam(n * dtype.itemsize, str(dtype), True) for _ in range(count)])
+        Owned.of([LocalParam(n * dtype.itemsize, str(dtype), True) for n in own])
         for call in range(4)
-        for dtype, count, n in [sizes.get(call, (torch.float32, 0, 0))]
+        for dtype, own in [sizes.get(call, (torch.float32, ()))]
     ]
     runs = [
         (bucket[0].owner, sum(slot.whole.nbytes for slot in bucket), len(bucket))
