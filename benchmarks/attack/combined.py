@@ -20,7 +20,6 @@ from torch import nn
 from benchmarks.attack.layouts import Trained, compared, refused
 from benchmarks.attack.result import Result
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
@@ -144,11 +143,9 @@ def _asked(draw: Random, model: str) -> Asked:
 def judged(case: Case) -> tuple[bool, str]:
     """Whether the product held, and what happened."""
     try:
-        plans = [_plan(case, asked) for asked in case.plans]
-    except MeshwrightError as error:
-        return True, f"refused: {error}"
-    except Exception as error:
-        return False, f"search: {type(error).__name__}: {error}"
+        plans = alone(_plans, case)
+    except RankFailed as error:
+        return refused(str(error))
     (size,) = {plan.global_batch_size for plan in plans}
     model = CASES[case.model]
     batches = [model.example(size, 100 + i) for i in range(STEPS * len(plans))]
@@ -167,14 +164,18 @@ def judged(case: Case) -> tuple[bool, str]:
     return compared(Trained(losses, ranks[0].state), wanted, frozenset(wanted.state))
 
 
-def _plan(case: Case, asked: Asked) -> Plan:
+def _plans(case: Case) -> list[Plan]:
     model = CASES[case.model]
     module = model.model()
-    return search(
-        module, Cluster.local(asked.ranks), example_inputs=model.example(), loss_fn=model.loss_fn,
-        optimizer=OPTIMIZERS[case.optimizer](module), precision="fp64",
-        max_grad_norm=CLIP if case.clipped else None, constraints=asked.pins, time_limit_s=LIMIT_S,
-    )  # fmt: skip
+    return [
+        search(
+            module, Cluster.local(asked.ranks), example_inputs=model.example(),
+            loss_fn=model.loss_fn, optimizer=OPTIMIZERS[case.optimizer](module), precision="fp64",
+            max_grad_norm=CLIP if case.clipped else None, constraints=asked.pins,
+            time_limit_s=LIMIT_S,
+        )
+        for asked in case.plans
+    ]  # fmt: skip
 
 
 def _train(case: Case, plan: Plan, batches: Sequence[Any], folder: str, goes_on: bool) -> Trained:

@@ -12,13 +12,13 @@ from meshwright.costmodel.block.chunks import in_chunks
 from meshwright.costmodel.block.clock import Tape
 from meshwright.costmodel.block.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.block.measured_blocks import as_alone, beside, between, measured_cost
+from meshwright.costmodel.block.one_cast import casts_once
 from meshwright.costmodel.block.overlap import (
     Computing,
     Hidden,
     WalkTurns,
     beside_weights,
     can_halve,
-    casts_once,
     chained,
     computing,
     in_halves,

@@ -11,7 +11,6 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
-from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_work
@@ -74,7 +73,7 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
     for index, move in enumerate(walk.trail):
         if not isinstance(move, PricedMove) or move.size == 1:
             continue
-        if users := _columns(walk, index, move):
+        if users := columns(walk, index, move):
             weights_s = sum(step.time.backward_weight_s for step in users)
             sent_s = walk.site.primitive_s(move.conversion.backward, move.nbytes, move.axis)
             steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
@@ -91,30 +90,6 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
     return Hidden(max(0.0, forward_s), max(0.0, backward_s), more_s)
 
 
-def casts_once(walk: Walk) -> None:
-    """Changes what a walk has saved: autocast has one copy of a moved value for all products that
-    are one call, where it would make one for each of them."""
-    users = {
-        step.op.name: (index, move.name)
-        for index, move in enumerate(walk.trail)
-        if isinstance(move, PricedMove) and move.size > 1
-        for step in _columns(walk, index, move)
-    }
-    first: dict[tuple[int, str], SavedKey] = {}
-    for number, step in enumerate(walk.script):
-        if not isinstance(step, OpStep) or step.op.name not in users:
-            continue
-        kept, moved = [], users[step.op.name]
-        for each in step.kept:
-            if each.key and not each.key[2] and each.name == moved[1]:
-                key = first.setdefault(moved, each.key)
-                if key != each.key:
-                    walk.saved.pop(each.key, None)
-                each = replace(each, key=key)
-            kept.append(each)
-        walk.script[number] = replace(step, kept=tuple(kept))
-
-
 def _halving_s(walk: Walk, step: PricedOp) -> float:
     """What a product takes more on two halves of its rows: its weight is read twice."""
     work, device = forward_work(step.local), walk.site.device
@@ -126,7 +101,7 @@ def _halving_s(walk: Walk, step: PricedOp) -> float:
     return max(0.0, 2 * kernel_s(half, device) - kernel_s(work, device))
 
 
-def _columns(walk: Walk, index: int, move: PricedMove) -> list[PricedOp]:
+def columns(walk: Walk, index: int, move: PricedMove) -> list[PricedOp]:
     """The products that read a moved value, if nothing else does, and its gradient is sent."""
     if move.conversion.backward not in COMMUNICATES or not _trained(walk, move.name):
         return []

@@ -33,18 +33,20 @@ _ALL = MemoryCap(nbytes=2**60)
 def known_conflict(problem: Problem) -> Infeasible | None:
     """Return the error where no search is needed to say that no plan keeps the pins: one is refused
     by the model, or two give one decision different numbers."""
-    pins = [item for item in problem.constraints if isinstance(item, Pin)]
+    pins = [item for item in problem.constraints if isinstance(item, Pin) and item.relation == "="]
     for pin in pins:
-        refused = DECISIONS[pin.name].refused
-        if refused and (why := refused(problem, pin)):
-            return Infeasible(f"no plan meets '{pin}': {why}")
+        decision = DECISIONS[pin.name]
+        if decision.refused and pin.scope == EVERYWHERE and (why := decision.refused(problem, pin)):
+            # The first of a decision's words is that of plans without it.
+            instead = f"; nearest: {pin.name}={decision.words[0]}" if decision.words else ""
+            return Infeasible(f"no plan meets '{pin}': {why}{instead}")
     for one, other in combinations(pins, 2):
-        both = one.relation == other.relation == "=" and one.scope == other.scope
+        alike = (one.name, one.scope) == (other.name, other.scope)
         numbers = isinstance(one.value, int) and isinstance(other.value, int)
-        if both and numbers and one.name == other.name and one.value != other.value:
+        if alike and numbers and one.value != other.value:
             free = [(a, b) for a, b in ((one, other), (other, one)) if not _because(a)]
-            instead = [f"without '{a}': {b}" for a, b in free]
-            return Infeasible("; ".join([*_told((one, other)), *instead]))
+            others = [f"without '{a}': {b}" for a, b in free]
+            return Infeasible("; ".join([*_told((one, other)), *others]))
     return None
 
 
@@ -160,8 +162,6 @@ def plain_reason(problem: Problem, item: Constraint) -> str:
     size that cannot be shared out. Says the nearest that can; empty if it is not so simple."""
     if not isinstance(item, Pin) or item.relation != "=" or item.scope != EVERYWHERE:
         return ""
-    if (refused := DECISIONS[item.name].refused) and (why := refused(problem, item)):
-        return why
     asked = item.value if isinstance(item.value, tuple) else (item.value,)
     numbers = [value for value in asked if isinstance(value, int) and value > 0]
     if not numbers:

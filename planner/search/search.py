@@ -196,12 +196,12 @@ def search_finalists(
 def _finalists(
     problem: Problem, searcher: str, most: int, time_limit_s: float, *, progress: bool
 ) -> tuple[Plan, ...]:
+    if ruled_out := known_conflict(problem):
+        raise ruled_out
     free = with_any_schedule(problem)
     deadline = time.monotonic() + time_limit_s
     name = _searcher(free, searcher, deadline)
     check_logs(problem, name)
-    if ruled_out := known_conflict(problem):
-        raise ruled_out
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)

@@ -6,14 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
@@ -26,6 +18,7 @@ from meshwright.testing import models
 from meshwright.testing.apart_libraries import with_library
 from meshwright.testing.peaks import peak_of
 from meshwright.testing.spawn import run_ranks
+from tests.small_languages import gpt2, llama, mixtral
 from tests.told_memory import told_of_held
 
 WORDS, TOKENS = 128, 64
@@ -42,21 +35,11 @@ class _Language(nn.Module):
 
 
 def _gpt2() -> nn.Module:
-    """Its GELU is of powers: in float32 under autocast on GPUs, not on CPUs."""
-    drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=WORDS, n_positions=TOKENS, n_embd=64, n_layer=2, n_head=4, use_cache=False,
-        bos_token_id=0, eos_token_id=0, **drops,
-    ))  # fmt: skip
+    return gpt2(WORDS, TOKENS, 64, heads=4)
 
 
 def _llama() -> nn.Module:
-    """Several products read one value, which each of them casts for itself."""
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=WORDS, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS,
-        use_cache=False,
-    ))  # fmt: skip
+    return llama(WORDS, TOKENS, 64, 192, heads=4)
 
 
 CASES = [
@@ -178,15 +161,9 @@ def test_ranks_that_share_hold_what_is_predicted() -> None:
 
 def _few_tokens(mixture: bool) -> nn.Module:
     """Weights have most of the bytes."""
-    sizes = {
-        "vocab_size": WORDS, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": TOKENS, "use_cache": False,
-    }  # fmt: skip
-    if not mixture:
-        return LlamaForCausalLM(LlamaConfig(intermediate_size=256, **sizes))
-    return MixtralForCausalLM(
-        MixtralConfig(intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, **sizes)
-    )
+    if mixture:
+        return mixtral(WORDS, TOKENS, 256, 64, heads=4)
+    return llama(WORDS, TOKENS, 256, 256, heads=4)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

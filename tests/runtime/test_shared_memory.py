@@ -3,16 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
 
 import meshwright as mw
+from tests.small_languages import gpt2, llama, mixtral
 from tests.told_memory import told_of_pinned
 
 WORDS, TOKENS = 512, 128
@@ -29,27 +22,11 @@ class _Language(nn.Module):
 
 
 def _llama() -> nn.Module:
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=WORDS, hidden_size=128, intermediate_size=344, num_hidden_layers=2,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=TOKENS,
-        use_cache=False,
-    ))  # fmt: skip
-
-
-def _gpt2() -> nn.Module:
-    drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=WORDS, n_positions=TOKENS, n_embd=128, n_layer=2, n_head=8, use_cache=False,
-        bos_token_id=0, eos_token_id=0, **drops,
-    ))  # fmt: skip
+    return llama(WORDS, TOKENS, 128, 344, heads=8)
 
 
 def _mixtral() -> nn.Module:
-    return MixtralForCausalLM(MixtralConfig(
-        vocab_size=WORDS, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=8, num_key_value_heads=4, num_local_experts=4, use_cache=False,
-        max_position_embeddings=TOKENS,
-    ))  # fmt: skip
+    return mixtral(WORDS, TOKENS, 128, 256, heads=8)
 
 
 @pytest.mark.filterwarnings("ignore:offload on cpu")
@@ -84,7 +61,14 @@ def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...
 def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
     """The product after it keeps it, though it was traced as a view of what attention has made."""
     data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "dp_replicate=2")
-    told = told_of_pinned(_Language(_gpt2()), data, "fp32", *pins, "num_microbatches=1", ranks=4)
+    told = told_of_pinned(
+        _Language(gpt2(WORDS, TOKENS, 128, heads=8)),
+        data,
+        "fp32",
+        *pins,
+        "num_microbatches=1",
+        ranks=4,
+    )
     assert told == pytest.approx([1] * 4, rel=0.01)
 
 

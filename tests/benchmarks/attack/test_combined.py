@@ -35,8 +35,8 @@ def test_a_run_that_is_not_that_of_one_process_is_told(monkeypatch: pytest.Monke
 def test_what_cannot_be_is_refused_in_words() -> None:
     held, what = judged(Case("sequential", "adam", False, (Asked(2, ("zero=1", "zero=2")),)))
     assert held and what == (
-        "refused: no plan meets 'zero=1' and 'zero=2' together; without 'zero=1': zero=2; "
-        "without 'zero=2': zero=1"
+        "refused: meshwright.ir.errors.Infeasible: no plan meets 'zero=1' and 'zero=2' together; "
+        "without 'zero=1': zero=2; without 'zero=2': zero=1"
     )
 
 

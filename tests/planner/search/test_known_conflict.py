@@ -39,7 +39,7 @@ def test_two_numbers_for_one_decision() -> None:
 
 
 def test_values_that_no_block_has() -> None:
-    with pytest.raises(Infeasible, match=r"'saved=selective': no block of the model has values"):
+    with pytest.raises(Infeasible, match=r"'saved=selective': no block .* nearest: saved=none"):
         search_problem(make_problem(_sequential(), cluster(2), constraints=("saved=selective",)))
 
 
