@@ -3,10 +3,22 @@
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import transformers
+from torch import nn
 
 from benchmarks.published.measured import RowError
 from benchmarks.published.shapes import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA of peft: what is trained beside a frozen model."""
+
+    rank: int
+    only: tuple[str, ...]
+    """Names of the layers that have one."""
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +35,22 @@ class ModelKind:
     """Its products are of 8-bit floats, which those of GPT-2, transposed, cannot be."""
     activation: str = "gelu_pytorch_tanh"
     """Of a model whose MLP is not gated, by the name that Hugging Face has for it."""
+    adapter: Adapter | None = None
+    """None: all of it is trained."""
+
+
+def model_of(model: ModelKind, seq: int, attention: str) -> nn.Module:
+    """Returns a model of Hugging Face of that kind, `attention` by its name there, with what peft
+    puts beside its layers."""
+    config = config_of(model, seq)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if model.adapter is None:
+        return made  # type: ignore[no-any-return]
+    lora = peft.LoraConfig(
+        r=model.adapter.rank, target_modules=list(model.adapter.only),
+        lora_dropout=model.adapter.dropout, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    return peft.get_peft_model(made, lora)  # type: ignore[no-any-return]
 
 
 def config_of(model: ModelKind, seq: int) -> Any:

@@ -11,11 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-import transformers
 
 from benchmarks.published.cuts import starts
 from benchmarks.published.measured import RowError
-from benchmarks.published.model_kinds import ModelKind, config_of
+from benchmarks.published.model_kinds import ModelKind, model_of
 from benchmarks.published.recipes import core, per_op, recompute_mode
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import cluster_of
@@ -108,7 +107,7 @@ def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
     shape = replace(row.shape, vocab=-(-row.shape.vocab // multiple) * multiple)
     key = ModelKind(
         shape=shape, flash=stack.flash, dropout=stack.dropout, squared=_is_squared(row),
-        narrow="fp8" in precision,
+        narrow="fp8" in precision, adapter=row.adapter,
     )  # fmt: skip
     graph = _graph(key, row.gbs, row.seq, precision, fused, traces)
     return Asked(graph, cluster, pins, precision, stack.style)
@@ -284,9 +283,7 @@ def _traced(
     model: ModelKind, batch: int, seq: int, precision: str, kernels: tuple[str, ...]
 ) -> Graph:
     with torch.device("meta"):
-        made = transformers.AutoModelForCausalLM.from_config(
-            config_of(model, seq), attn_implementation=_attention(model)
-        )
+        made = model_of(model, seq, _attention(model))
         ids = torch.zeros(2, seq, dtype=torch.long)
     return trace(
         made, {"input_ids": ids, "labels": ids}, global_batch_size=batch, precision=precision,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published.measured import RowError, fits_of, memory_of, part_of, step_of
+from benchmarks.published.model_kinds import Adapter
 from benchmarks.published.parts import REPORT, part_of_run
 from benchmarks.published.shapes import Shape, read_shape
 from meshwright.ir.errors import PlanError
@@ -74,6 +75,8 @@ class Row:
     """Tokens travel beside the work of another micro-batch."""
     padded: bool = False
     """Experts have as many tokens as their capacity: others are dropped, or zeros added."""
+    adapter: Adapter | None = None
+    """None: all of the model is trained."""
     early: bool = False
     """A pipeline of nanotron before its fix: 4 to 50 times too slow, as sends and receives wait."""
     step_s: float | None
@@ -193,6 +196,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         graphs=str(raw.get("graphs") or ""),
         beside=bool(raw.get("moe_a2a_overlap")),
         padded=bool(raw.get("padded")),
+        adapter=_adapter(part_of(raw, "adapter")),
         seq=seq,
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),
@@ -228,6 +232,15 @@ def _count(part: Mapping[str, Any], key: str) -> int:
     if value < 0:
         raise RowError(f"{key} is {value}; it must be positive")
     return int(value)
+
+
+def _adapter(part: Mapping[str, Any]) -> Adapter | None:
+    if not part:
+        return None
+    return Adapter(
+        rank=_count(part, "rank"), only=tuple(part["targets"]),
+        dropout=float(part.get("dropout") or 0.0),
+    )  # fmt: skip
 
 
 def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Parallel:

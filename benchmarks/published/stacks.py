@@ -41,6 +41,8 @@ _FLEX = replace(_NEMO, style="nemo-flex")
 _GRAPHS = {"routers": "nemo-flex-routers", "attention and routers": "nemo-flex-graphs"}
 """What a row's CUDA graphs hold, and the style."""
 _AUTOMODEL = Stack("automodel", keeps_gathered=True)
+# vectorlm/utils/model_utils.py: MixedPrecision(reduce_dtype=torch.bfloat16).
+_FSDP = Stack("fsdp", sums_half=True)
 _INTERNEVO = Stack("internevo", sums_half=True)  # configs/7B_sft.py: bf16 gradients
 _BLOOM = Stack("bloom", flash=False, dropout=0.1, cut=full, sums_half=True)
 # In this order: the first whose words a row or its table holds.
@@ -49,6 +51,7 @@ _WORDS: tuple[tuple[tuple[str, ...], Stack], ...] = (
     (("automodel",), _AUTOMODEL),
     (("torchtitan", "fsdp2"), _TITAN),
     (("internevo",), _INTERNEVO),
+    (("vectorlm",), _FSDP),
     (("llm foundry", "llm-foundry"), Stack("llm-foundry")),
     # fms_fsdp/policies/mixed_precision.py.
     (("fms-fsdp", "fms_fsdp"), Stack("fms-fsdp", sums_half=True)),

@@ -315,7 +315,7 @@ class Trace(ABC):
 
     def _kept(self, op: Op, inputs: Sequence[Where]) -> Iterator[SavedTensor]:
         for name in op.saved:
-            dtype = self.facts.read_as(op, name)
+            dtype = self._kept_dtype(op, name)
             storage, target = self._where_saved(op, name, inputs)
             is_copy = storage in op.inputs and (storage, dtype) in self.copied
             yield SavedTensor(
@@ -324,16 +324,23 @@ class Trace(ABC):
                 DTYPE_BYTES[dtype],
             )  # fmt: skip
 
+    def _kept_dtype(self, op: Op, name: str) -> str:
+        """In which dtype an op keeps a value: as it reads it, or as it has cast it for products."""
+        casts = self.site.run_as.keeps_narrow and facts(op.target).scaled
+        if casts and self._tensor(name).kind is not Kind.PARAMETER:
+            return self.facts.precision.products
+        return self.facts.read_as(op, name)
+
     def _saved_key(
         self, op: Op, memory: Storage, dtype: str, is_copy: bool
     ) -> SavedKey | None:  # fmt: skip
         """Under autocast every op casts a value again for itself, but for leaves, of which there is
-        one copy."""
+        one copy. Products of 8-bit floats that read one value share what is cast."""
         storage, target = memory
         if dtype == self.facts.dtypes[storage]:
             stays = storage in self.facts.prelude_values or self._is_state(storage, target)
             return None if stays else (storage, dtype, target)
-        if is_copy:
+        if is_copy or facts(op.target).scaled:
             return storage, dtype, target
         return f"{storage} for {op.name}", dtype, ()
 

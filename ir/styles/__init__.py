@@ -78,6 +78,9 @@ class Style:
     each."""
     narrow_experts: bool = False
     """Where linear layers have products of 8-bit floats, so do experts."""
+    keeps_narrow: bool = False
+    """Of what a linear layer with products of 8-bit floats reads, its backward keeps what has been
+    cast, not the value."""
     experts_cpu_s: tuple[float, float] = (0.0, 0.0)
     """What the CPU takes for a layer of experts on GPUs, forward and backward, beside its operators
     as counted here: routers of many small ones, modules' own Python, and waits for counts."""

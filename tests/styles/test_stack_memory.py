@@ -19,7 +19,7 @@ from meshwright.ir.stack_memory import LateFrees, StackMemory
 from meshwright.ir.styles import style
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from tests.styles.small_llama import WIDTH, WORDS, small_llama
+from tests.styles.small_llama import HIDDEN, WIDTH, WORDS, small_llama
 
 CLUSTER = Cluster.preset("h100-sxm", num_nodes=1)
 TRAINED = 1 << 20
@@ -35,18 +35,20 @@ def memories(
     habits: StackMemory,
     *pins: str,
     stepped: str = "",
+    precision: str = "bf16",
+    keeps_narrow: bool = False,
     **layout: Any,
 ) -> list[RankMemory]:
     """Of each stage, as a stack with these habits runs a layout."""
     problem = make_problem(
-        small_llama(), CLUSTER, constraints=("sync=zero", *pins), precision="bf16"
+        small_llama(precision), CLUSTER, constraints=("sync=zero", *pins), precision=precision
     )
     plan = build_plan(problem, uniform_choice(problem, **layout), predict=False)
     with monkeypatch.context() as patch:
-        stack = replace(style(""), memory=habits, stepped=stepped)
+        stack = replace(style(""), memory=habits, stepped=stepped, keeps_narrow=keeps_narrow)
         patch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
-        tables = CostTables(small_llama(), CLUSTER, plan.precision)
-        stages = estimate_all(small_llama(), CLUSTER, plan, tables).prediction.stages
+        tables = CostTables(small_llama(precision), CLUSTER, plan.precision)
+        stages = estimate_all(small_llama(precision), CLUSTER, plan, tables).prediction.stages
     return [stage.memory for stage in stages]
 
 
@@ -60,6 +62,22 @@ def test_what_is_reserved_beyond_is_a_share_of_all(
     more = memory(monkeypatch, StackMemory(reserved=0.1), dp_shard=8, zero=1)
     allocated = plain.total_bytes - plain.process_bytes - plain.fragmentation_bytes
     assert more.total_bytes - plain.total_bytes == pytest.approx(0.1 * allocated, abs=2)
+
+
+def test_what_is_cast_for_products_is_kept_as_it_was_cast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a layer of this model the products read two norms and what the gate makes, which nobody
+    else keeps; attention keeps what it has made, too, so that the cast comes on top."""
+    told = {"precision": "fp8-tensorwise", "dp_replicate": 8, "zero": 0}
+    plain = memory(monkeypatch, NONE, **told)
+    narrow = memory(monkeypatch, NONE, keeps_narrow=True, **told)
+    tokens, layers = 32 * 64 // 8, 4
+    halved, added = 2 * WIDTH + HIDDEN, WIDTH
+    saved = plain.activations_bytes - narrow.activations_bytes
+    assert saved == layers * tokens * (halved - added)
+    wide = {**told, "precision": "bf16"}
+    assert memory(monkeypatch, NONE, keeps_narrow=True, **wide) == memory(monkeypatch, NONE, **wide)
 
 
 def test_what_is_stepped_in_half_the_bytes_has_half_the_state(
