@@ -554,6 +554,13 @@ def test_large_products_reach_what_is_measured(name: str, low: float, high: floa
     assert low < op.flops / formula(op, DEVICES[name]).forward_s / 1e12 < high
 
 
+def test_large_products_of_gb300_are_faster_by_its_power() -> None:
+    """With as many multipliers as GB200, it has 1.4 kW for 1.2."""
+    op = linear(8192, 8192, 8192, "bfloat16")
+    slower, faster = (formula(op, DEVICES[name]).forward_s for name in ("gb200", "gb300"))
+    assert slower / faster == pytest.approx(1.4 / 1.2, rel=0.01)
+
+
 def test_what_a_kernel_adds_gets_one_gradient() -> None:
     """It is written once for both, as for one input that is as large."""
     x = LocalInput((64, 32), 8192, True, False)
