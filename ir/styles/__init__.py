@@ -136,7 +136,9 @@ class Style:
         """Returns the numbers of a plan's precision as the stack has them."""
         if not self.stepped or not precision.copies:
             return precision
-        return replace(precision, stepped=self.stepped, sums="")
+        # Of parameters in one dtype there are no copies: blocks read what the optimizer steps.
+        copies = "" if self.stepped == precision.copies else precision.copies
+        return replace(precision, copies=copies, stepped=self.stepped, sums="")
 
     def __post_init__(self) -> None:
         if not 0.0 < self.hides <= 1.0:

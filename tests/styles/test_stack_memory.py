@@ -89,9 +89,14 @@ def test_what_is_stepped_in_half_the_bytes_has_half_the_state(
     assert narrow.optimizer_bytes == pytest.approx(wide.optimizer_bytes / 2, rel=1e-6)
     tensors = small_llama().tensors.values()
     buffers = sum(x.nbytes for x in tensors if x.kind is Kind.BUFFER)  # stay as they are
+    trained = sum(x.numel for x in tensors if x.kind is Kind.PARAMETER)
     wide_bytes, narrow_bytes = (x.parameters_bytes - buffers for x in (wide, narrow))
     assert narrow_bytes == pytest.approx(wide_bytes / 2, rel=1e-6)
     assert narrow.total_bytes < wide.total_bytes
+    whole = {"dp_replicate": 8, "zero": 0}  # of what is stepped in bfloat16 there is no copy in it
+    wide, narrow = (memory(monkeypatch, NONE, stepped=x, **whole) for x in ("", "bfloat16"))
+    copied, single = (x.parameters_bytes - buffers for x in (wide, narrow))
+    assert (copied, single) == (6 * trained, 2 * trained)
     with pytest.raises(PlanError, match="half"):
         replace(style(""), stepped="half")
 
