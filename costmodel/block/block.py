@@ -329,7 +329,8 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     kept = dict(saved)
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     left = {key: nbytes for key, nbytes in kept.items() if key not in saved}
-    room = backward_room(walk, saved, block.outputs)
+    exit_places = dict(zip(block.outputs, exits, strict=True))
+    room = backward_room(walk, saved, exit_places)
     most = min(max(walk.in_backward, room.one_op), room.most)
     made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
     cost = BlockCost(
@@ -379,11 +380,11 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         forward_bytes=forward_room(walk, kept, block.inputs),
     )
     if left:
-        alone = backward_room(walk, kept, block.outputs)
+        alone = backward_room(walk, kept, exit_places)
         most_alone = min(most, alone.most)
         eased = Eased(most - most_alone, most_alone - alone.growing, alone.adding)
         cost = replace(cost, leaving=eased)
-    return _in_halves(cost, split_room(walk, saved, left, block))
+    return _in_halves(cost, split_room(walk, saved, left, block, exit_places))
 
 
 def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:

@@ -3,9 +3,11 @@ the op that runs reads and makes."""
 
 from collections.abc import Collection, Mapping
 
+from meshwright.costmodel.block.moved_room import moved_forward
 from meshwright.costmodel.block.price_ops import Walk
-from meshwright.costmodel.block.reprice import OpStep, SavedKey
+from meshwright.costmodel.block.reprice import MoveStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 
 
 def forward_room(walk: Walk, saved: Mapping[SavedKey, int], entering: Collection[str]) -> int:
@@ -14,7 +16,10 @@ def forward_room(walk: Walk, saved: Mapping[SavedKey, int], entering: Collection
     roots, elements = walk.facts.roots, walk.local.elements
     there = {roots.get(name, name) for name in entering}
     keys, kept, most = set[SavedKey](), 0, 0
-    for step in (step for step in walk.script if isinstance(step, OpStep)):
+    for step in walk.script:
+        if isinstance(step, MoveStep):
+            most = max(most, kept + _moved_bytes(walk, step, there))
+            continue
         own = {tensor.key for tensor in step.kept if tensor.key} | {(step.op.name, "extra", ())}
         new = (own & saved.keys()) - keys
         kept += sum([saved[key] for key in new])
@@ -32,3 +37,13 @@ def forward_room(walk: Walk, saved: Mapping[SavedKey, int], entering: Collection
         }  # fmt: skip
         most = max(most, kept + sum([n for root, n in beside.items() if root not in there]))
     return most
+
+
+def _moved_bytes(walk: Walk, step: MoveStep, there: Collection[str]) -> int:
+    """Bytes that a conversion has, beside the values that are there anyway."""
+    moved, name = moved_forward(walk, step), walk.facts.roots.get(step.name, step.name)
+    if moved.is_same:
+        return 0
+    is_there = name in there or walk.facts.graph.tensors[step.name].kind is not Kind.ACTIVATION
+    found = moved.before * (not is_there) + moved.after + moved.beside
+    return found * DTYPE_BYTES[walk.facts.dtypes[step.name]]
