@@ -150,12 +150,12 @@ class BlockCost:
         pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
         return sum([min(pair) for pair in pairs])
 
-    def halving_again(self, halved_bytes: int) -> int | None:
+    def halving_again(self, halved_bytes: int, there: int = 0) -> int | None:
         """`halving_bytes` where the first half makes things again, and leaves so much to the
-        second."""
+        second. `there`: bytes that the forward kept, of what a block saves."""
         if self.halving_bytes is None:
             return None
-        made = self.forward_bytes + self.given_bytes - halved_bytes
+        made = self.forward_bytes + self.given_bytes - halved_bytes - there
         return max(self.halving_bytes, made)
 
     def left_alone(self) -> "BlockCost":

@@ -272,9 +272,12 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
     extra_s = again_s + found.again_comm_s + copy_s
     halved_bytes, halving_bytes = cost.halved_bytes, cost.halving_bytes
     if again := found.remade_bytes + found.freed_bytes:
-        # What goes with a first half may be what is not kept: taken to stay.
-        halved_bytes += cost.released_bytes + again
-        halving_bytes = cost.halving_again(halved_bytes)
+        # Of what goes with the first half, some was made again for it: that goes, too. What is held
+        # for making things again goes once they are made.
+        halved_bytes += again - found.held_bytes
+        there = cost.saved_bytes - again
+        halving_bytes = cost.halving_again(halved_bytes, there)
+    most = cost.workspace_bytes - cost.eased_bytes
     return replace(
         cost,
         forward_s=cost.forward_s + copy_s,
@@ -290,6 +293,7 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
         remade_bytes=found.remade_bytes + found.freed_bytes,
         moved_bytes=found.moved_bytes,
         freed_bytes=found.freed_bytes,
+        eased_bytes=cost.eased_bytes + min(found.held_bytes, max(0, most)),
         halved_bytes=halved_bytes,
         halving_bytes=halving_bytes,
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
