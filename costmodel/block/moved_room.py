@@ -72,15 +72,21 @@ def _on_the_way(
             # second section the other way round.
             return after + (after + after // 2) * source
         case Primitive.REDUCE_SCATTER:
-            # Its parts, one after the other; processes on CPUs get what the others have of theirs.
-            return before + after * (ranks - 1) * on_cpu
+            # Its parts, one after the other, and processes on CPUs get what the others have of
+            # theirs; of a zigzag, what these are cut from.
+            received = before + after * (ranks - 1) * on_cpu
+            return max(received, (2 * before - after) * target)
         case Primitive.PAD:
             return (after + after // 2) * source
         case Primitive.ALL_TO_ALL:
-            if isinstance(ends[0], Shard) and isinstance(ends[1], Shard):
-                if ends[0].dim == ends[1].dim:  # gathered, and cut
-                    whole = before * ranks
-                    return 2 * whole + (whole + whole // 2) * source
-            return 2 * before + (after // 2) * source
+            if _dim(ends[0]) == _dim(ends[1]):  # gathered, and cut
+                whole = before * ranks
+                return 2 * whole + (whole + whole // 2) * source
+            # What goes and what comes, each in one piece, and of a zigzag as above.
+            return 2 * before + (after + after // 2) * source
         case _:
             return 0
+
+
+def _dim(placement: Placement) -> int | None:
+    return placement.dim if isinstance(placement, Shard) else None
