@@ -11,7 +11,7 @@ from meshwright.ir.layout.conversions import Primitive, dual
 from meshwright.ir.layout.layout import Placement, Shard
 
 
-class Moved(NamedTuple):
+class MovedSizes(NamedTuple):
     """Elements of a value on a rank."""
 
     before: int
@@ -22,7 +22,7 @@ class Moved(NamedTuple):
     """Whether what comes out is what went in."""
 
 
-def moved_forward(walk: Walk, step: MoveStep) -> Moved:
+def moved_forward(walk: Walk, step: MoveStep) -> MovedSizes:
     """Returns what a conversion has of the value, in the forward."""
     conversion = step.conversion
     return _moved(
@@ -31,7 +31,7 @@ def moved_forward(walk: Walk, step: MoveStep) -> Moved:
     )  # fmt: skip
 
 
-def moved_back(walk: Walk, step: MoveStep) -> Moved:
+def moved_back(walk: Walk, step: MoveStep) -> MovedSizes:
     """Returns what a conversion has of the gradient of the value, in the backward."""
     conversion = step.conversion
     ends = dual(conversion.target), dual(conversion.source)
@@ -44,16 +44,16 @@ def _moved(
     primitive: Primitive,
     ends: tuple[Placement, Placement],
     values: tuple[int, int],
-) -> Moved:
+) -> MovedSizes:
     line, elements = walk.site.axes[step.axis], walk.local.elements
     before, after = elements[values[0]], elements[values[1]]
     if line.size == 1 or primitive is Primitive.IDENTITY:
-        return Moved(before, after, 0, True)
+        return MovedSizes(before, after, 0, True)
     beside = 0
     if walk.site.run_as is USUAL:
         on_cpu = walk.site.device.kind == "cpu"
         beside = _on_the_way(primitive, ends, (before, after), line.size, on_cpu)
-    return Moved(before, after, beside, False)
+    return MovedSizes(before, after, beside, False)
 
 
 def _on_the_way(
