@@ -59,6 +59,9 @@ class StageCost:
     blocks: tuple[BlockCost, ...] = ()
     """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
     block_saved: tuple[int, ...] = ()
+    block_entering: tuple[int, ...] = ()
+    """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
+    block keeps."""
     """`saved_bytes` by the block whose backward is the last to need them."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
@@ -294,8 +297,12 @@ class CostTables:
             del kept[name]
         saved = [c.saved_bytes for c in costs]
         saved[0] += prelude.made_bytes
+        entering = [0] * len(blocks)
+        entering[0] = prelude.made_bytes
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
+            if root in {roots[name] for name in blocks[first[root]].inputs}:
+                entering[first[root]] += nbytes
         return StageCost(
             forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
@@ -310,6 +317,7 @@ class CostTables:
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
+            block_entering=tuple(entering),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),

@@ -1,4 +1,4 @@
-"""Language models of Hugging Face with two layers, whose memory is told beside what they hold."""
+"""Language models of Hugging Face with few layers, whose memory is told beside what they hold."""
 
 from torch import nn
 from transformers import (
@@ -11,11 +11,11 @@ from transformers import (
 )
 
 
-def gpt2(words: int, tokens: int, width: int, heads: int) -> nn.Module:
+def gpt2(words: int, tokens: int, width: int, heads: int, layers: int = 2) -> nn.Module:
     """Its GELU is of powers: in float32 under autocast on GPUs, not on CPUs."""
     drops = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     return GPT2LMHeadModel(GPT2Config(
-        vocab_size=words, n_positions=tokens, n_embd=width, n_layer=2, n_head=heads,
+        vocab_size=words, n_positions=tokens, n_embd=width, n_layer=layers, n_head=heads,
         use_cache=False, bos_token_id=0, eos_token_id=0, **drops,
     ))  # fmt: skip
 

@@ -1,14 +1,15 @@
 """What the backward of a block has at once beside what the block saved: gradients of values on
 their way, less what ops have saved whose backward has run."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from meshwright.costmodel.block.price_ops import Walk
-from meshwright.costmodel.block.reprice import OpStep, SavedKey
+from meshwright.costmodel.block.moved_room import moved_back
+from meshwright.costmodel.block.price_ops import Walk, Where
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import Block
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block
 from meshwright.ir.graph.rules import given
 
 _LINEAR = "aten.linear.default"
@@ -29,10 +30,10 @@ class Room(NamedTuple):
     """What one op has with its operands and results, and gradients that the block was given."""
 
 
-def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[str]) -> Room:
+def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, Where]) -> Room:
     """Returns the most bytes that are there at once in the backward of what a walk has been
-    through. `saved`: of it, what goes with the block; `left`: values that leave, whose gradients
-    are there before."""
+    through. `saved`: of it, what goes with the block; `left`: values that leave, and how: their
+    gradients are there before."""
     ops = [step for step in walk.script if isinstance(step, OpStep)]
     pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
     steps = [step for step, _ in pairs]
@@ -41,8 +42,15 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Collection[st
     made_of = _WeightGradients(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
-    live, one_op = _Live(_entering(walk, left, roots)), 0
-    for number in range(len(steps) - 1, -1, -1):
+    live, one_op, moves = _Live(_entering(walk, left, roots)), 0, _moves_before(walk)
+    for number in range(len(steps), -1, -1):
+        if moved := _moved_bytes(walk, live, moves[number], roots):
+            then = moved - freed
+            most, growing = max(most, then), max(growing, then - sum(to_come.values()))
+            adding, one_op = max(adding, then + made_of.waiting_bytes), max(one_op, moved)
+        if not number:
+            break
+        number -= 1
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
             elements = walk.local.elements
@@ -106,20 +114,28 @@ class SplitRoom(NamedTuple):
 
 
 def split_room(
-    walk: Walk, saved: Mapping[SavedKey, int], leaving: Mapping[SavedKey, int], block: Block
+    walk: Walk,
+    saved: Mapping[SavedKey, int],
+    leaving: Mapping[SavedKey, int],
+    block: Block,
+    left: Mapping[str, Where],
 ) -> SplitRoom:
     """Returns what the halves of a block's backward have. `saved`: what goes with the block;
-    `leaving`: what it has saved of what leaves it."""
+    `leaving`: what it has saved of what leaves it; `left`: how that does."""
     ops = [step for step in walk.script if isinstance(step, OpStep)]
     pairs = [pair for pair in zip(ops, walk.rooms, strict=True) if pair[0].has_gradient]
     steps = [step for step, _ in pairs]
     roots, elements = _of_gradients(walk, ops), walk.local.elements
     made_of = _WeightGradients(walk, steps)
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
-    live = _Live(_entering(walk, block.outputs, roots))
+    live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
     released, released_outputs, second, added, joined = 0, 0, 0, 0, False
-    for number in range(len(steps) - 1, -1, -1):
+    for number in range(len(steps), -1, -1):
+        first = max(first, _moved_bytes(walk, live, moves[number], roots))
+        if not number:
+            break
+        number -= 1
         step, (beside, least, before) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(step, elements, roots, live)
@@ -186,6 +202,16 @@ class _Live:
                     key += (name,)
                 self._of[name], self._sizes[key] = key, nbytes
         return apart
+
+    def moves(self, name: str, before: int, after: int, beside: int) -> int:
+        """The gradient of a value has so many bytes before and after it is moved, and others are
+        there meanwhile. Returns the bytes of all; 0 if there is none that has so many before."""
+        if name not in self._of or self._sizes[self._of[name]] != before:
+            return 0
+        most = self.with_kept_bytes + after + beside
+        self.goes([name], ())
+        self.comes({name: after})
+        return most
 
     def _is_of_others(self, name: str) -> bool:
         key = self._of[name]
@@ -332,12 +358,39 @@ def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:
 
 
 def _entering(
-    walk: Walk, left: Collection[str], roots: Mapping[str, str]
+    walk: Walk, left: Mapping[str, Where], roots: Mapping[str, str]
 ) -> Iterator[tuple[str, int]]:
     tensors = walk.facts.graph.tensors
-    for name in left:
+    for name, where in left.items():
         if tensors[name].requires_grad:
-            yield roots[name], walk.nbytes(name, walk.placed[name])
+            yield roots[name], walk.nbytes(name, where)
+
+
+def _moves_before(walk: Walk) -> Mapping[int, Sequence[MoveStep]]:
+    """Number of an op with a gradient -> the conversions before it that have one, the last first;
+    those after the last op have the number after that."""
+    found, number = defaultdict[int, list[MoveStep]](list), 0
+    for step in walk.script:
+        if isinstance(step, OpStep):
+            number += step.has_gradient
+        elif step.has_gradient:
+            found[number].insert(0, step)
+    return found
+
+
+def _moved_bytes(
+    walk: Walk, live: "_Live", moves: Iterable[MoveStep], roots: Mapping[str, str]
+) -> int:
+    """Gradients are moved, one after the other. Returns the most bytes of all that are there; 0 if
+    none is."""
+    most = 0
+    for step in moves:
+        moved = moved_back(walk, step)
+        if not moved.is_same:
+            width = DTYPE_BYTES[walk.facts.dtypes[step.name]]
+            sizes = [width * elements for elements in (moved.before, moved.after, moved.beside)]
+            most = max(most, live.moves(roots.get(step.name, step.name), *sizes))
+    return most
 
 
 def _changes_size(step: OpStep, elements: Sequence[int]) -> bool:

@@ -150,12 +150,12 @@ class BlockCost:
         pairs = zip(self.saved_outputs, self.output_bytes, strict=True)
         return sum([min(pair) for pair in pairs])
 
-    def halving_again(self, halved_bytes: int) -> int | None:
+    def halving_again(self, halved_bytes: int, there: int = 0) -> int | None:
         """`halving_bytes` where the first half makes things again, and leaves so much to the
-        second."""
+        second. `there`: bytes that the forward kept, of what a block saves."""
         if self.halving_bytes is None:
             return None
-        made = self.forward_bytes + self.given_bytes - halved_bytes
+        made = self.forward_bytes + self.given_bytes - halved_bytes - there
         return max(self.halving_bytes, made)
 
     def left_alone(self) -> "BlockCost":
@@ -329,7 +329,8 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     kept = dict(saved)
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     left = {key: nbytes for key, nbytes in kept.items() if key not in saved}
-    room = backward_room(walk, saved, block.outputs)
+    exit_places = dict(zip(block.outputs, exits, strict=True))
+    room = backward_room(walk, saved, exit_places)
     most = min(max(walk.in_backward, room.one_op), room.most)
     made = tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)])
     cost = BlockCost(
@@ -379,11 +380,11 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         forward_bytes=forward_room(walk, kept, block.inputs),
     )
     if left:
-        alone = backward_room(walk, kept, block.outputs)
+        alone = backward_room(walk, kept, exit_places)
         most_alone = min(most, alone.most)
         eased = Eased(most - most_alone, most_alone - alone.growing, alone.adding)
         cost = replace(cost, leaving=eased)
-    return _in_halves(cost, split_room(walk, saved, left, block))
+    return _in_halves(cost, split_room(walk, saved, left, block, exit_places))
 
 
 def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:

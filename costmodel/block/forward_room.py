@@ -1,20 +1,32 @@
-"""What the forward of a block has at once: all that its ops have saved so far, and beside it what
-the op that runs reads and makes."""
+"""What the forward of a block has at once: all that its ops have saved so far, what later ones will
+read, and beside it what the op that runs reads and makes."""
 
 from collections.abc import Collection, Mapping
 
+from meshwright.costmodel.block.moved_room import moved_forward
 from meshwright.costmodel.block.price_ops import Walk
-from meshwright.costmodel.block.reprice import OpStep, SavedKey
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 
 
-def forward_room(walk: Walk, saved: Mapping[SavedKey, int], entering: Collection[str]) -> int:
-    """Returns the most bytes at once where all is kept. `saved`: what the block keeps, but of what
-    enters it (`entering`), which is there anyway."""
+def forward_room(
+    walk: Walk,
+    saved: Mapping[SavedKey, int],
+    entering: Collection[str],
+    again: Collection[str] = (),
+) -> int:
+    """Returns the most bytes at once. `saved`: what the block keeps, but of what enters it
+    (`entering`), which is there anyway; `again`: keys of the ops that run again for the backward.
+    """
     roots, elements = walk.facts.roots, walk.local.elements
     there = {roots.get(name, name) for name in entering}
     keys, kept, most = set[SavedKey](), 0, 0
-    for step in (step for step in walk.script if isinstance(step, OpStep)):
+    last, waiting = _last_read(walk, again), dict[str, int]()
+    for number, step in enumerate(walk.script):
+        if isinstance(step, MoveStep):
+            most = max(most, kept + _moved_bytes(walk, step, there))
+            continue
         own = {tensor.key for tensor in step.kept if tensor.key} | {(step.op.name, "extra", ())}
         new = (own & saved.keys()) - keys
         kept += sum([saved[key] for key in new])
@@ -30,5 +42,36 @@ def forward_room(walk: Walk, saved: Mapping[SavedKey, int], entering: Collection
                 *((name, *made) for name, made in zip(step.op.outputs, step.outputs, strict=False)),
             ]
         }  # fmt: skip
-        most = max(most, kept + sum([n for root, n in beside.items() if root not in there]))
+        at_once = {**waiting, **beside}
+        most = max(most, kept + sum([n for root, n in at_once.items() if root not in there]))
+        made = {roots.get(name, name) for name in step.op.outputs if name}
+        waiting |= {root: nbytes for root, nbytes in beside.items() if root in made}
+        waiting = {root: n for root, n in waiting.items() if last.get(root, 0) > number}
     return most
+
+
+def _last_read(walk: Walk, again: Collection[str]) -> dict[str, int]:
+    """Value -> the last step that reads it: what an op that runs again reads of one that does not
+    is held to the end."""
+    roots, found, made_again = walk.facts.roots, dict[str, int](), set[str]()
+    for number, step in enumerate(walk.script):
+        if not isinstance(step, OpStep):
+            continue
+        is_again = step.op.key in again
+        for name in filter(None, step.op.inputs):
+            root = roots.get(name, name)
+            held = is_again and root not in made_again
+            found[root] = len(walk.script) if held else max(number, found.get(root, 0))
+        if is_again:
+            made_again |= {roots.get(name, name) for name in step.op.outputs if name}
+    return found
+
+
+def _moved_bytes(walk: Walk, step: MoveStep, there: Collection[str]) -> int:
+    """Bytes that a conversion has, beside the values that are there anyway."""
+    moved, name = moved_forward(walk, step), walk.facts.roots.get(step.name, step.name)
+    if moved.is_same:
+        return 0
+    is_there = name in there or walk.facts.graph.tensors[step.name].kind is not Kind.ACTIVATION
+    found = moved.before * (not is_there) + moved.after + moved.beside
+    return found * DTYPE_BYTES[walk.facts.dtypes[step.name]]

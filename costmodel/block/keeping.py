@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from meshwright.costmodel.block.block import BlockCost, begin_walk
+from meshwright.costmodel.block.forward_room import forward_room
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
 from meshwright.costmodel.ops.compute import OpTimer
@@ -58,6 +59,7 @@ class Makers:
     """Key of a maker -> what its forward takes."""
     staying: frozenset[Storage] = frozenset()
     """What enters or leaves the block."""
+    entering: frozenset[Storage] = frozenset()
 
     def maker(self, key: SavedKey) -> str:
         """Of what is kept; an op makes itself what it keeps besides values, and casts."""
@@ -85,7 +87,7 @@ def makers_of(
     for op, strategies in ops:
         _note(found, op, strategies)
     leaving = {walk.stored(name, where) for name, where in zip(block.outputs, leave, strict=True)}
-    found.staying = frozenset(entering | leaving)
+    found.staying, found.entering = frozenset(entering | leaving), frozenset(entering)
     walk.clock.settle(site.device)
     return found
 
@@ -272,9 +274,13 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
     extra_s = again_s + found.again_comm_s + copy_s
     halved_bytes, halving_bytes = cost.halved_bytes, cost.halving_bytes
     if again := found.remade_bytes + found.freed_bytes:
-        # What goes with a first half may be what is not kept: taken to stay.
-        halved_bytes += cost.released_bytes + again
-        halving_bytes = cost.halving_again(halved_bytes)
+        # Of what goes with the first half, some was made again for it: that goes, too. What is held
+        # for making things again goes once they are made.
+        halved_bytes += again - found.held_bytes
+        there = cost.saved_bytes - again
+        halving_bytes = cost.halving_again(halved_bytes, there)
+    most = cost.workspace_bytes - cost.eased_bytes
+    forward_bytes = _forward_bytes(makers, block, policy) if found.remade_bytes else None
     return replace(
         cost,
         forward_s=cost.forward_s + copy_s,
@@ -290,10 +296,25 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
         remade_bytes=found.remade_bytes + found.freed_bytes,
         moved_bytes=found.moved_bytes,
         freed_bytes=found.freed_bytes,
+        forward_bytes=cost.forward_bytes if forward_bytes is None else forward_bytes,
+        eased_bytes=cost.eased_bytes + min(found.held_bytes, max(0, most)),
         halved_bytes=halved_bytes,
         halving_bytes=halving_bytes,
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
     )
+
+
+def _forward_bytes(makers: Makers, block: Block, policy: Policy) -> int:
+    """Most at once in the forward, which keeps nothing of what is made again."""
+    said = {key: keeping_of(dict(policy), key) for key in {*makers.made.values(), *makers.parts}}
+    again = {key for key, keeping in said.items() if retention(keeping).again}
+    walk = makers.walk
+    kept = {
+        key: nbytes
+        for key, nbytes in walk.saved.items()
+        if (key[0], key[2]) not in makers.entering and makers.maker(key) not in again
+    }
+    return forward_room(walk, kept, block.inputs, again)
 
 
 def _copy_s(found: Effect, device: DeviceType) -> float:

@@ -23,6 +23,9 @@ class MoveStep:
     conversion: Conversion
     whole: int
     """Number of the value as if whole on the axis."""
+    before: int
+    after: int
+    """The same of the value as it is before and after."""
     splits: bool
     """Whether the value is split on the axis before or after."""
     has_gradient: bool

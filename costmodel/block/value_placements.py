@@ -148,8 +148,9 @@ class Trace(ABC):
         """One conversion that ends with the value placed as `where`."""
         splits = isinstance(conversion.source, Shard) or isinstance(conversion.target, Shard)
         step = MoveStep(
-            name, axis, conversion, self.local.number(name, {**where, axis: R}), splits,
-            self._tensor(name).requires_grad,
+            name, axis, conversion, self.local.number(name, {**where, axis: R}),
+            self.local.number(name, {**where, axis: conversion.source}),
+            self.local.number(name, where), splits, self._tensor(name).requires_grad,
         )  # fmt: skip
         self.script.append(step)
         self._pay(step)

@@ -173,15 +173,16 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, waiting) in enumerate(
-        zip(own.blocks, own.block_saved, own.block_waiting, strict=True)
+    for index, (cost, saved, entering, waiting) in enumerate(
+        zip(own.blocks, own.block_saved, own.block_entering, own.block_waiting, strict=True)
     ):
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
+        entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, before, given, waiting
+        key = id(cost), saved, entering, before, given, waiting
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -192,8 +193,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 forward=max(
                     saved + moved + cost.freed_bytes,
                     cost.workspace_bytes,
-                    # Of what enters, what it is the first to save is there too.
-                    cost.forward_bytes + max(0, saved - cost.saved_bytes - sum(cost.output_bytes)),
+                    cost.forward_bytes + entering,
                 )
                 + before,
                 workspace=one_op - cost.eased_bytes,

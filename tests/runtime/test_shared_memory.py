@@ -21,6 +21,18 @@ class _Language(nn.Module):
         return loss
 
 
+class _OwnLoss(nn.Module):
+    """Reads all logits at once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.model(ids).logits[:, :-1]
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
 def _llama() -> nn.Module:
     return llama(WORDS, TOKENS, 128, 344, heads=8)
 
@@ -50,6 +62,8 @@ def _mixtral() -> nn.Module:
         ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=offload")),
         # What ops keep of their own results goes with the second half.
         ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=selective")),
+        # What is held for making values again is gone once they are made.
+        ("bf16", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "saved=selective")),
     ],
 )
 def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
@@ -91,4 +105,28 @@ def test_views_of_what_attention_makes_lie_anew_where_they_are_moved() -> None:
 def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
     told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_pieces_of_a_zigzag_are_there_beside_what_they_are_put_in_order_to() -> None:
+    data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "num_microbatches=1")
+    told = told_of_pinned(_OwnLoss(_llama()), data, "fp32", *pins)
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
+def test_gradients_that_were_gathered_are_whole(precision: str) -> None:
+    """That of the experts' result is, all through their backward. Which rank has more tokens is up
+    to the router: of both together the sum is told."""
+    data, pins = (torch.randint(0, WORDS, (8, 64)),), ("tp=2", "num_microbatches=1")
+    told = told_of_pinned(_Language(_mixtral()), data, precision, *pins)
+    assert sum([1 / ratio for ratio in told]) / 2 == pytest.approx(1, rel=0.01)
+
+
+def test_forwards_keep_nothing_of_what_is_made_again() -> None:
+    """Their most is in the op that reads and makes most then; what enters is there beside it."""
+    model = gpt2(WORDS, TOKENS, 128, heads=8, layers=4)
+    data = (torch.randint(0, WORDS, (16, TOKENS)),)
+    pins = ("pp=2", "num_microbatches=4", "schedule=synthesised", "saved=selective")
+    told = told_of_pinned(_Language(model), data, "bf16-autocast", *pins)
     assert told == pytest.approx([1, 1], rel=0.01)
