@@ -71,6 +71,67 @@ def layers(x: Tensor, decay: Tensor) -> Tensor:
     return x
 
 
+def by_chunk(x: Tensor, decay: Tensor) -> Tensor:
+    """Chunks of tokens, of which the last is shorter: it stays as it is."""
+    width, length = 4, x.shape[1]
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range((length + width - 1) // width):
+        first = i * width
+        end = min(first + width, length)
+        many = end - first
+        part = x[:, first:end] * decay**many + state[:, None] * x[:, first:end, :1]
+        found.append(part / many)
+        state = state + part.sum(1)
+    made = torch.cat(found, dim=-2)
+    return made + state[:, None]
+
+
+def by_whole_chunk(x: Tensor, decay: Tensor) -> Tensor:
+    """As xLSTM does: states are left in a tensor with a place for the last one, too; the number of
+    the last chunk is read afterwards, and the list's name is another thing's."""
+    width, chunks = 4, x.shape[1] // 4
+    states, sums = (
+        x.new_zeros(x.shape[0], (chunks + 1) * WIDTH),
+        x.new_zeros(x.shape[0], chunks + 1),
+    )
+    state, found = torch.zeros_like(x[:, 0]), []
+    for at in range(0, chunks):
+        end = (at + 1) * width
+        states[:, at * WIDTH : (at + 1) * WIDTH] = state
+        sums[:, at] = state.sum(-1)
+        found.append(x[:, at * width : end].tanh() * state[:, None])
+        state = state * decay + x[:, at * width : (1 + at) * width, :].sum(1)
+    states[:, -WIDTH:] = state
+    found = torch.cat(found, 1)
+    return found + states.mean(-1)[:, None, None] * sums.exp().sum(-1)[:, None, None] * end
+
+
+def overlapping(x: Tensor, decay: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[:, :4]), []
+    for i in range(x.shape[1] - 4):
+        state = state * decay + x[:, i : i + 4]
+        found.append(state)
+    return torch.cat(found, dim=1)
+
+
+def counted_up(x: Tensor, decay: Tensor) -> Tensor:
+    """Its parts are known by a number that each round adds to."""
+    state, found, first = torch.zeros_like(x[:, :4]), [], 0
+    for _ in range(x.shape[1] // 4):
+        state = state * decay + x[:, first : first + 4]
+        first = first + 4
+        found.append(state)
+    return torch.cat(found, dim=1)
+
+
+def looked_into(x: Tensor, decay: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i]
+        found.append(state)
+    return torch.cat(found, dim=-1) + found[2].sum()
+
+
 def of_neighbour(x: Tensor, decay: Tensor) -> Tensor:
     state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
     for i in range(x.shape[1]):
@@ -179,7 +240,9 @@ def _traced(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Graph, Steps, 
 
 @pytest.mark.parametrize(
     ("compute", "found"),
-    [(stacked, 1), (kept, 1), (written, 1), (again, 1), (layers, 0), (of_neighbour, 0),
+    [(stacked, 1), (kept, 1), (written, 1), (again, 1),
+     (by_chunk, 1), (by_whole_chunk, 1), (looked_into, 1), (overlapping, 0), (counted_up, 0),
+     (layers, 0), (of_neighbour, 0),
      (by_number, 0), (in_place, 0),
      (without_gradient, 0), (told_afterwards, 0), (broadcast, 0), (half_of_it, 0), (growing, 0),
      (with_calls, 0)],
@@ -198,6 +261,44 @@ def test_a_loop_is_a_recurrence_only_if_all_rounds_are_alike(
         assert (a is None) == (b is None)
         assert a is None or torch.allclose(a, b, rtol=1e-11)
     assert torch.stack([x[0]]).shape == (1, *x[0].shape) and "range" not in globals()
+    assert torch.cat([x, x], -1).shape == (*x.shape[:-1], 2 * WIDTH)
+
+
+class Chunks(nn.Module):
+    """Decays of chunks are the module's own, as MiniMax's are."""
+
+    width: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 4
+        self.decays = nn.Parameter(torch.linspace(0.2, 0.9, 4)[:, None])
+        self.slope = nn.Buffer(torch.linspace(0.5, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for i in range((x.shape[1] + self.width - 1) // self.width):
+            first = i * self.width
+            end = min(first + self.width, x.shape[1])
+            many = end - first
+            part = x[:, first:end] * self.decays[-many:] + state[:, None]
+            state = state * torch.exp(-self.slope * many) + part.sum(1)
+            found.append(part)
+        found = torch.cat(found, dim=1)
+        return (found * found).mean()
+
+
+@pytest.mark.parametrize("length", [32, 37])
+def test_rounds_may_read_tensors_and_numbers_of_their_module(length: int) -> None:
+    torch.manual_seed(0)
+    model, x = Chunks().double(), torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
+    graph = trace(model, (x,))
+    assert [op.target for op in graph.ops].count(RECURRENCE) == 1
+    made, wanted = interpret(graph, model, (x,))[graph.loss], model(x)
+    assert torch.allclose(made, wanted, rtol=1e-13)
+    of_made, of_wanted = (torch.autograd.grad(y, [model.decays])[0] for y in (made, wanted))
+    assert torch.allclose(of_made, of_wanted, rtol=1e-11)
+    assert not any("unbind" in op.target for op in graph.ops) or length % 4
 
 
 def test_ranks_have_samples_or_channels_and_no_part_of_what_a_step_mixes() -> None:
