@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.graph.graph import Graph, Ref
 from meshwright.ir.graph.recurrence import RUN, RecurrentStep, StepCall, step_of
-from meshwright.ir.graph.step_work import work_of_step
+from meshwright.ir.graph.step_work import pages_of_part, work_of_step
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
@@ -349,11 +349,28 @@ def test_gradients_take_what_each_operand_asks_for() -> None:
     ]
     text = RecurrentStep(("float32", "float32"), tuple(step), ("5",)).text()
     whole, row = 4 * 8 * 16, 4 * 16
-    forward, back = work_of_step(text, ((8, 16), (16,)), 1, 1)
-    assert forward == (2, 3, (2 * whole + row) + 3 * whole)  # one view takes the part
+    forward, back = work_of_step(text, ((8, 16), (16,)), 1, (1,))
+    assert forward == (2, 3, (2 * whole + row) + 3 * whole, 0)  # one view takes the part
     of_state, of_row = 2 * whole + row, 2 * whole + whole + (whole + row)
     twice = 3 * whole  # the state is read twice: its gradients are added
-    assert back == (4, 3, of_state + of_row + twice + 4 * row)
+    assert back == (4, 3, of_state + of_row + twice + 4 * row, 0)
+
+
+def test_rows_of_a_part_that_lie_far_apart_are_pages_to_look_up() -> None:
+    """Of 2,048 channels, each with a row of 16 values per token, as Mamba's states have."""
+    assert pages_of_part((2048, 128, 16), 1, 4) == 2048  # 8 KB from row to row
+    assert pages_of_part((2048, 16, 16), 1, 4) == 512  # four rows on a page
+    assert pages_of_part((128, 2048, 16), 0, 4) == 1  # side by side
+    step = [
+        StepCall("aten.mul.Tensor", (("self", Ref("1")), ("other", Ref("0"))), "3"),
+        StepCall("aten.add.Tensor", (("self", Ref("3")), ("other", Ref("2")), ("alpha", 1)), "4"),
+    ]
+    text = RecurrentStep(("float32",) * 3, tuple(step), ("4",)).text()
+    for pages in (2048, 256):
+        forward, back = work_of_step(text, ((2048, 16),) * 3, 1, (pages, pages))
+        assert forward.pages == (2 * 2048 - 512 if pages == 2048 else 0)
+        assert back.pages == (2048 - 512 if pages == 2048 else 0)  # of the state's gradient
+        assert forward.on_part(0.5).times(3).pages == 1.5 * forward.pages
 
 
 @pytest.mark.parametrize("compute", [stacked, again])
