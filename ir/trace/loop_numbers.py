@@ -1,4 +1,4 @@
-"""Whole numbers that lines of a loop compute of its number, and which parts of tensors they name."""
+"""Whole numbers that a loop's lines compute of its number, and which parts of tensors they name."""
 
 import ast
 from collections.abc import Callable, Iterable

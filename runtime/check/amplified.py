@@ -1,5 +1,7 @@
-"""Whether a model makes rounding large: plain PyTorch beside itself, its weights moved by one unit
-of rounding. Where that differs as much as a job does, the job's rounding may be all that differs."""
+"""Whether a model makes rounding large: plain PyTorch beside itself, its weights moved by one unit.
+
+Where that differs as much as a job does, the job's rounding may be all that differs.
+"""
 
 from collections.abc import Callable
 
@@ -34,10 +36,11 @@ def told(found: TensorDifference) -> str:
     """Says what it means that a model does this, and what to do."""
     return (
         "Plain PyTorch differs from itself as well where its weights are moved by one unit of "
-        f"rounding ({found}): the model makes rounding large, as choices between nearly equal "
-        "values and divisions by nearly zero do. So nobody can tell by this step whether the job "
-        "is right. Check it in float64 (model.double(), search with --precision fp64), or with "
-        "trained weights; to train without this check, pass check=False"
+        f"rounding ({found}): the model makes rounding large, as large terms that cancel, choices "
+        "between nearly equal values and divisions by nearly zero do. So this step does not show "
+        "whether the job is right. Check it with trained weights, or in float64 if it is not "
+        "(model.double(), search with --precision fp64); to train without this check, pass "
+        "check=False"
     )
 
 
