@@ -27,6 +27,7 @@ from meshwright.ir.torch_modes import no_python_of_graphs, short_traces
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.declared import use_declared
+from meshwright.ir.trace.distributions import valid_distributions
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hf_branches import as_it_runs
@@ -139,6 +140,7 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
             stack.enter_context(hf.tracing(step.names))
             stack.enter_context(as_it_runs(step.model))
         stack.enter_context(joining_parts())
+        stack.enter_context(valid_distributions())
         stack.enter_context(seen_loops(step.model, _do_loop))
         stack.enter_context(KnownValues(_own(step, originals)))
         stack.enter_context(own_functions())
