@@ -89,7 +89,9 @@ class InnerPass(NamedTuple):
     """Pages of memory that a CPU looks up for them, beyond those that it knows."""
 
     def times(self, number: int) -> "InnerPass":
-        return InnerPass(*(number * x for x in self))
+        return InnerPass(
+            number * self.kernels, number * self.views, number * self.nbytes, number * self.pages
+        )
 
     def on_part(self, share: float) -> "InnerPass":
         """As many calls on a part of the values."""

@@ -248,7 +248,7 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
     """The new value of `view.base` when the view of it becomes `value`."""
     args, short = view.op.args, view.op.name.split(".")[1]
     base: dict[str, Arg] = {"self": Ref(view.base), "src": value}
-    if short in ("alias", "contiguous") or short == "to" and args.get("memory_format") is None:
+    if short in ("alias", "contiguous") or (short == "to" and args.get("memory_format") is None):
         return value.name
     if short == "detach":
         return _written_unseen(state, view.base, value, op)

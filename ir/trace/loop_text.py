@@ -21,7 +21,7 @@ class NotAlike(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundPart:
     """Where a round has its part of a tensor."""
 
     dim: int
@@ -36,9 +36,9 @@ class LoopRound:
     number: str
     rounds: int
     """How many are alike, from the first on."""
-    reads: list[tuple[str, Place]] = field(default_factory=list)
+    reads: list[tuple[str, RoundPart]] = field(default_factory=list)
     """A tensor, and which part of it the round reads."""
-    writes: dict[str, Place] = field(default_factory=dict)
+    writes: dict[str, RoundPart] = field(default_factory=dict)
     """A tensor that it writes its part of -> which part."""
     lists: list[str] = field(default_factory=list)
     """Those at whose end it puts something."""
@@ -149,7 +149,7 @@ def part_of(number: int) -> str:
     return f"part {number}"
 
 
-def _written(target: ast.Subscript, rewrite: "_Rewrite", values: Any) -> tuple[str, Place]:
+def _written(target: ast.Subscript, rewrite: "_Rewrite", values: Any) -> tuple[str, RoundPart]:
     """The tensor that a round writes its part of, whole but for that part."""
     if not isinstance(target.value, ast.Name):
         raise NotAlike
@@ -185,7 +185,7 @@ class _Rewrite(ast.NodeTransformer):
         self._found, self._assigned, self._numbers = found, assigned, numbers
         self._loop, self._values, self._names = loop, loop.values, loop.names
 
-    def place_of(self, index: list[ast.expr], whole: Tensor) -> Place | None:
+    def place_of(self, index: list[ast.expr], whole: Tensor) -> RoundPart | None:
         """Returns which part the round has, if some index says; NotAlike if there are too few."""
         widths = [self._numbers.width(x, self._assigned) for x in index]
         at = [i for i, width in enumerate(widths) if width is not None]
@@ -196,7 +196,7 @@ class _Rewrite(ast.NodeTransformer):
             raise NotAlike
         if whole.shape[at[0]] < self._found.rounds * max(width, 1):
             raise NotAlike
-        return Place(at[0], width)
+        return RoundPart(at[0], width)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         tensor, index = node.value, indices_of(node)

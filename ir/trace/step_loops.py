@@ -27,7 +27,14 @@ from meshwright.ir.torch_private import (
     storage_key,
     written_arguments,
 )
-from meshwright.ir.trace.loop_text import LoopRound, NotAlike, Place, left_in, part_of, read_text
+from meshwright.ir.trace.loop_text import (
+    LoopRound,
+    NotAlike,
+    RoundPart,
+    left_in,
+    part_of,
+    read_text,
+)
 from meshwright.ir.trace.loops import SeenLoop
 from meshwright.ir.trace.stand_ins import standing_in
 
@@ -84,13 +91,15 @@ def _run(loop: SeenLoop, found: LoopRound) -> bool:
     return True
 
 
-def _side_by_side(whole: Tensor, place: Place, rounds: int) -> Tensor:
+def _side_by_side(whole: Tensor, place: RoundPart, rounds: int) -> Tensor:
     """A view of a tensor in which round i's part is place i along the part's dim."""
-    view = _used(whole, place, rounds)
-    return view.unflatten(place.dim, (rounds, place.width)) if place.width else view
+    view, dim = _used(whole, place, rounds), place.dim
+    if not place.width:
+        return view
+    return torch.unflatten(view, dim, (rounds, place.width))
 
 
-def _used(whole: Tensor, place: Place, rounds: int) -> Tensor:
+def _used(whole: Tensor, place: RoundPart, rounds: int) -> Tensor:
     """What the rounds have of a tensor."""
     used = rounds * max(place.width, 1)
     whole_dims = (slice(None),) * place.dim
