@@ -188,9 +188,11 @@ class Checking:
                 found = check_plan(job, reference, self.loss_fn, again, moved=True) and found
             if found is not None:
                 own = on_first(
-                    lambda: own_difference(job, reference, self.loss_fn, batch)
-                    if reference is not None
-                    else None
+                    lambda: (
+                        own_difference(job, reference, self.loss_fn, batch)
+                        if reference is not None
+                        else None
+                    )
                 )
         except Uncheckable as error:
             self.why_not = str(error)
