@@ -1,6 +1,7 @@
 """Models of pictures whose sizes a wrapper's forward says: traced, and equal to the model that
 reads them from the batch. docs/your_model.md tells of these wrappers."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.trace.retrace import check_repeats
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
 
@@ -177,6 +179,9 @@ def test_a_wrapper_that_says_sizes_is_traced_and_equals_the_model(name: str) -> 
         model.model.language_model._deepstack_process = _added
     wrapped = kind(model, sizes)
     graph = trace(wrapped, batch)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the calls of")
+        check_repeats(wrapped, batch, None, graph)  # as a search does for state in Python
     made = interpret(graph, wrapped, batch)[graph.loss]
     of_made = torch.autograd.grad(made, weights, allow_unused=True)
     assert torch.allclose(made, wanted, rtol=1e-12)
