@@ -85,13 +85,17 @@ class InnerPass(NamedTuple):
     """Calls without a kernel."""
     nbytes: float
     """That the kernels read and write."""
+    pages: float = 0
+    """Pages of memory that a CPU looks up for them, beyond those that it knows."""
 
     def times(self, number: int) -> "InnerPass":
-        return InnerPass(number * self.kernels, number * self.views, number * self.nbytes)
+        return InnerPass(
+            number * self.kernels, number * self.views, number * self.nbytes, number * self.pages
+        )
 
     def on_part(self, share: float) -> "InnerPass":
         """As many calls on a part of the values."""
-        return self._replace(nbytes=self.nbytes * share)
+        return self._replace(nbytes=self.nbytes * share, pages=self.pages * share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
+import torch
+
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.flops import flops
 from meshwright.ir.graph.graph import Graph, Kind, Op
@@ -10,7 +12,7 @@ from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.ir.graph.op_facts import Args, CallPart, InnerPass, OpFacts, Shape, ShapeOf
 from meshwright.ir.graph.recurrence import RUN, StepCall, step_of
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, make_rule, slots
-from meshwright.ir.graph.step_work import refs, values_of, work_of_step
+from meshwright.ir.graph.step_work import pages_of_part, refs, values_of, work_of_step
 from meshwright.ir.ops import facts
 
 _ALONG = "steps"
@@ -150,7 +152,9 @@ def _one_by_one(op: Op, graph: Graph) -> tuple[InnerPass, InnerPass]:
     """Those of all steps, with each step's part of what it reads and leaves."""
     shapes, dims = input_shapes(op, graph), _ints(given(op, "dims"))
     count, text = len(slots(op, "states")), str(given(op, "step"))
-    once, gradients = work_of_step(text, _without_steps(shapes, count, dims), count, len(dims))
+    kinds = [getattr(torch, name).itemsize for name in step_of(text).dtypes[count:]]
+    pages = tuple(map(pages_of_part, shapes[count:], dims, kinds))
+    once, gradients = work_of_step(text, _without_steps(shapes, count, dims), count, pages)
     length = shapes[count][dims[0]]
     return once.times(length), gradients.times(length)
 

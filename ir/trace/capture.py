@@ -27,6 +27,7 @@ from meshwright.ir.torch_modes import no_python_of_graphs, short_traces
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.declared import use_declared
+from meshwright.ir.trace.distributions import valid_distributions
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hf_branches import as_it_runs
@@ -37,7 +38,7 @@ from meshwright.ir.trace.module_numbers import wide_parameters
 from meshwright.ir.trace.moving import HeldState, kept_state, moved
 from meshwright.ir.trace.noop_to import parameters_stay
 from meshwright.ir.trace.row_solving import solve_rows
-from meshwright.ir.trace.step_loops import run_steps, stacking_parts
+from meshwright.ir.trace.step_loops import joining_parts, run_steps
 from meshwright.ir.trace.trace_constants import KnownValues, Own
 
 
@@ -138,7 +139,8 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
             stack.enter_context(as_it_runs(step.model))
-        stack.enter_context(stacking_parts())
+        stack.enter_context(joining_parts())
+        stack.enter_context(valid_distributions())
         stack.enter_context(seen_loops(step.model, _do_loop))
         stack.enter_context(KnownValues(_own(step, originals)))
         stack.enter_context(own_functions())
@@ -149,8 +151,8 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
         yield
 
 
-def _do_loop(loop: SeenLoop) -> bool:
-    return solve_rows(loop) or run_steps(loop)
+def _do_loop(loop: SeenLoop) -> int:
+    return len(loop.over) if solve_rows(loop) else run_steps(loop)
 
 
 def _own(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Own:

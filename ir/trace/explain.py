@@ -61,8 +61,10 @@ def needs_values(where: str, line: str, operator: str) -> str:
     return (
         f"{where}: `{line}` needs the values of a tensor ({operator}), which are not known when "
         "a plan is made: use torch.where or masks in place of branches on values, and shapes or "
-        "config in place of values that are read; a layer that loops over experts is declared by "
-        "meshwright.declare_experts(layer, forward), see docs/experts.md"
+        "config in place of values that are read; sizes of pictures that are the same in every "
+        "batch are made in a wrapper's forward, see 'A model with pictures' in docs/your_model.md; "
+        "a layer that loops over experts is declared by meshwright.declare_experts(layer, "
+        "forward), see docs/experts.md"
     )
 
 

@@ -104,10 +104,18 @@ def _viewed(raw: Raw, op: RawOp, output: str) -> str:
     if not output or not (makes_view(op.target) or op.name in _MAYBE_VIEWS) or not op.inputs:
         return ""
     source = op.inputs[0]
+    if op.name.startswith("aten.to."):
+        return "" if _is_copy(raw, op, source, output) else source
     if op.name in _MAYBE_VIEWS:
         shared = storage_key(raw.fakes[source]) == storage_key(raw.fakes[output])
         return source if shared else ""
     return source
+
+
+def _is_copy(raw: Raw, op: RawOp, source: str, output: str) -> bool:
+    """Whether `to` makes new memory for sure: of another kind, or as it is asked to."""
+    given, made = raw.fakes[source], raw.fakes[output]
+    return bool(op.args.get("copy")) or (given.dtype, given.device) != (made.dtype, made.device)
 
 
 _MAYBE_VIEWS = frozenset(
@@ -145,6 +153,8 @@ def _write(state: _State, op: RawOp, written: tuple[str, ...]) -> None:
             )
         raise _cannot(op, "it changes a parameter in place")
     state.same.update({output: first.name for output in op.outputs if output})
+    if op.name == "aten.detach_.default" and first.name not in state.live:
+        return  # it has no gradient to cut off: `torch.tensor` asks for this of what it has made
     if kind is Kind.BUFFER:
         state.done.append(replace(op, args={k: state.now(v) for k, v in op.args.items()}))
         return
@@ -238,7 +248,7 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
     """The new value of `view.base` when the view of it becomes `value`."""
     args, short = view.op.args, view.op.name.split(".")[1]
     base: dict[str, Arg] = {"self": Ref(view.base), "src": value}
-    if short in ("alias", "contiguous"):
+    if short in ("alias", "contiguous") or (short == "to" and args.get("memory_format") is None):
         return value.name
     if short == "detach":
         return _written_unseen(state, view.base, value, op)

@@ -8,7 +8,6 @@ mask of a sliding window, or with sinks, becomes one operator (`ir.graph.windowe
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -57,7 +56,7 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     original, eager = masks["sdpa"], masks["eager"]
     plain = PlainMasks()
     masks["sdpa"] = plain.remembering(_leave_to_kernel(original))
-    masks["eager"] = plain.remembering(partial(_by_broadcasting, eager))
+    masks["eager"] = plain.remembering(_leave_to_kernel(eager, causal=False))
     implementations[_IMPLEMENTATION] = common_experts
     if "position_ids" not in input_names:
         # Positions that the model counts itself never tell of packed sequences.
@@ -71,14 +70,15 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
         masks["sdpa"], masks["eager"] = original, eager
 
 
-def _leave_to_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
-    """No mask where the kernel's own causal or full attention is the same."""
+def _leave_to_kernel(original: Callable[..., Any], *, causal: bool = True) -> Callable[..., Any]:
+    """No mask where the kernel's own causal or full attention is the same. Eager attention has no
+    `causal` one; a mask that lets all through it leaves out, too, but not in an export."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         queries, keys = kwargs.get("q_length"), kwargs.get("kv_length")
         window = kwargs.get("local_size")
         plain = kwargs.get("attention_mask") is None and (window is None or keys < window)
-        if plain and kwargs.get("allow_is_causal_skip", True) and queries == keys:
+        if causal and plain and kwargs.get("allow_is_causal_skip", True) and queries == keys:
             return None
         if plain and kwargs.get("allow_is_bidirectional_skip", False):
             return None

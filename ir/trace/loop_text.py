@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.ir.trace.loop_numbers import LoopNumbers, attribute_of_module
 from meshwright.ir.trace.loops import SeenLoop
 
 _NOT_OF_STEPS = frozenset("data detach grad item no_grad numpy requires_grad_ tolist".split())
@@ -19,15 +20,26 @@ class NotAlike(Exception):
     """A loop is none of ours."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundPart:
+    """Where a round has its part of a tensor."""
+
+    dim: int
+    width: int
+    """How many places along that dim; 0 is one place, without the dim."""
+
+
 @dataclass(slots=True)
 class LoopRound:
     """What the text of a loop says of a round."""
 
     number: str
-    reads: list[tuple[str, ast.Subscript]] = field(default_factory=list)
-    """A tensor, and how the round reads its part of it."""
-    writes: dict[str, int] = field(default_factory=dict)
-    """A tensor that it writes its part of -> along which dim."""
+    rounds: int
+    """How many are alike, from the first on."""
+    reads: list[tuple[str, RoundPart]] = field(default_factory=list)
+    """A tensor, and which part of it the round reads."""
+    writes: dict[str, RoundPart] = field(default_factory=dict)
+    """A tensor that it writes its part of -> which part."""
     lists: list[str] = field(default_factory=list)
     """Those at whose end it puts something."""
     carried: list[str] = field(default_factory=list)
@@ -36,31 +48,32 @@ class LoopRound:
     """All that it assigns."""
     fixed: list[str] = field(default_factory=list)
     """Names of the outside that it reads and does not assign."""
+    held: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors of modules that it reads, `self.name` -> tensor; `fixed` names them, too."""
+    told: dict[str, int] = field(default_factory=dict)
+    """Names that are whole numbers, as the last of these rounds leaves them."""
     kinds: dict[str, torch.dtype] = field(default_factory=dict)
     """Dtypes of tensors of the outside that it asks for, by name."""
     lines: list[ast.stmt] = field(default_factory=list)
     """The round, with names in the place of what it reads and leaves."""
 
-    @property
-    def places(self) -> list[tuple[int, str]]:
-        """The dims that parts are taken along, and the tensors that they are of."""
-        found = []
-        for name, node in self.reads:
-            index = indices_of(node)
-            found.append((next(i for i, x in enumerate(index) if is_name(x, self.number)), name))
-        return found
 
-
-def read_text(loop: SeenLoop) -> LoopRound:
-    """Reads what a loop's rounds do; NotAlike if the text does not tell, or tells of more."""
+def read_text(loop: SeenLoop, rounds: int) -> LoopRound:
+    """Reads what a loop's first rounds do; NotAlike if the text does not tell, or tells of more."""
     statement = loop.statement
     if statement.orelse or not isinstance(statement.target, ast.Name):
         raise NotAlike
-    found = LoopRound(statement.target.id)
-    values = loop.values
+    found = LoopRound(statement.target.id, rounds)
+    values, numbers = loop.values, LoopNumbers(loop, found.number, rounds)
     assigned = {name for line in statement.body for name in _assigned(line)}
     for line in statement.body:
-        rewrite = _Rewrite(found, assigned, loop)
+        rewrite = _Rewrite(found, assigned, loop, numbers)
+        if name := _counted(line):
+            assert isinstance(line, ast.Assign)
+            each = numbers.of(line.value, assigned)
+            if each and name not in found.made | found.told.keys() and name != found.number:
+                numbers.named[name], found.told[name] = each, each[-1]
+                continue
         if isinstance(line, ast.Assign) and len(line.targets) == 1:
             value, target = rewrite.visit(_copy(line.value)), line.targets[0]
         elif isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name):
@@ -78,10 +91,10 @@ def read_text(loop: SeenLoop) -> LoopRound:
         else:
             raise NotAlike
         if isinstance(target, ast.Subscript):
-            name, dim = _written(target, found.number, values)
+            name, place = _written(target, rewrite, values)
             if name in found.writes or name in assigned:
                 raise NotAlike
-            found.writes[name] = dim
+            found.writes[name] = place
             target = ast.Name(left_in(name), ast.Store())
         elif isinstance(target, ast.Name):
             found.made.add(target.id)
@@ -91,6 +104,8 @@ def read_text(loop: SeenLoop) -> LoopRound:
     outside = {*found.fixed, *(name for name, _ in found.reads)}
     left = {*found.writes, *found.lists}
     if outside & left or found.number in found.made or not (left or found.carried):
+        raise NotAlike
+    if found.told.keys() & found.made:
         raise NotAlike
     if loop.read_after(found.made - set(found.carried)):
         raise NotAlike
@@ -105,6 +120,14 @@ def _copy(node: ast.expr) -> ast.expr:
 def _assigned(line: ast.stmt) -> Iterator[str]:
     targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
     yield from (x.id for x in targets if isinstance(x, ast.Name))
+
+
+def _counted(line: ast.stmt) -> str:
+    """The one name that a line assigns, which may be that of a number."""
+    if isinstance(line, ast.Assign) and len(line.targets) == 1:
+        target = line.targets[0]
+        return target.id if isinstance(target, ast.Name) else ""
+    return ""
 
 
 def _appended(node: ast.expr) -> bool:
@@ -126,18 +149,18 @@ def part_of(number: int) -> str:
     return f"part {number}"
 
 
-def _written(target: ast.Subscript, number: str, values: Any) -> tuple[str, int]:
-    """The tensor that a round writes its part of, whole but for that place."""
+def _written(target: ast.Subscript, rewrite: "_Rewrite", values: Any) -> tuple[str, RoundPart]:
+    """The tensor that a round writes its part of, whole but for that part."""
     if not isinstance(target.value, ast.Name):
         raise NotAlike
     index = indices_of(target)
-    at = [i for i, x in enumerate(index) if is_name(x, number)]
     whole = values.get(target.value.id)
-    if len(at) != 1 or not isinstance(whole, Tensor) or len(index) > whole.ndim:
+    if not isinstance(whole, Tensor) or len(index) > whole.ndim:
         raise NotAlike
-    if not all(_is_all(x) for i, x in enumerate(index) if i != at[0]):
+    place = rewrite.place_of(index, whole)
+    if not place or not all(_is_all(x) for i, x in enumerate(index) if i != place.dim):
         raise NotAlike
-    return target.value.id, at[0]
+    return target.value.id, place
 
 
 def _is_all(index: ast.expr) -> bool:
@@ -156,31 +179,47 @@ def _is_constant(index: ast.expr | None) -> bool:
 class _Rewrite(ast.NodeTransformer):
     """Notes what a line reads, with names in the place of its parts of tensors."""
 
-    def __init__(self, found: LoopRound, assigned: set[str], loop: SeenLoop) -> None:
-        self._found, self._assigned = found, assigned
-        self._values, self._names = loop.values, loop.names
+    def __init__(
+        self, found: LoopRound, assigned: set[str], loop: SeenLoop, numbers: LoopNumbers
+    ) -> None:
+        self._found, self._assigned, self._numbers = found, assigned, numbers
+        self._loop, self._values, self._names = loop, loop.values, loop.names
+
+    def place_of(self, index: list[ast.expr], whole: Tensor) -> RoundPart | None:
+        """Returns which part the round has, if some index says; NotAlike if there are too few."""
+        widths = [self._numbers.width(x, self._assigned) for x in index]
+        at = [i for i, width in enumerate(widths) if width is not None]
+        if not at:
+            return None
+        width = widths[at[0]] or 0
+        if len(at) > 1 or at[0] >= whole.ndim or not all(map(_is_all, index[: at[0]])):
+            raise NotAlike
+        if whole.shape[at[0]] < self._found.rounds * max(width, 1):
+            raise NotAlike
+        return RoundPart(at[0], width)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        tensor = node.value
-        index = indices_of(node)
-        at = [i for i, x in enumerate(index) if is_name(x, self._found.number)]
-        outside = isinstance(tensor, ast.Name) and tensor.id not in self._assigned
-        if not at or not outside:
+        tensor, index = node.value, indices_of(node)
+        if not isinstance(tensor, ast.Name) or tensor.id in self._assigned:
             return self.generic_visit(node)
-        assert isinstance(tensor, ast.Name)
         whole = self._values.get(tensor.id)
-        if len(at) > 1 or not isinstance(whole, Tensor) or at[0] >= whole.ndim:
+        place = self.place_of(index, whole) if isinstance(whole, Tensor) else None
+        if not place:
+            return self.generic_visit(node)
+        assert isinstance(whole, Tensor)
+        # What is left over of a tensor that is read place by place would be another round's.
+        if not place.width and whole.shape[place.dim] != self._found.rounds:
             raise NotAlike
-        if not all(map(_is_all, index[: at[0]])):
-            raise NotAlike
-        if not all(map(_is_constant, index[at[0] + 1 :])):
+        after = [self.visit(x) for x in index[place.dim + 1 :]]
+        if not all(map(_is_constant, after)):
             raise NotAlike
         name = ast.Name(part_of(len(self._found.reads)), ast.Load())
-        self._found.reads.append((tensor.id, node))
-        after = [*index[: at[0]], *index[at[0] + 1 :]]
-        if all(map(_is_all, after)):
+        self._found.reads.append((tensor.id, place))
+        here = [ast.Slice()] if place.width else []
+        left = [*index[: place.dim], *here, *after]
+        if all(map(_is_all, left)):
             return name
-        return ast.Subscript(name, ast.Tuple(after, ast.Load()), ast.Load())
+        return ast.Subscript(name, ast.Tuple(left, ast.Load()), ast.Load())
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if node.attr == "dtype" and isinstance(node.value, ast.Name):
@@ -191,6 +230,13 @@ class _Rewrite(ast.NodeTransformer):
                 return ast.Name(name, ast.Load())
         if node.attr in _NOT_OF_STEPS or node.attr.endswith("_"):
             raise NotAlike
+        held = attribute_of_module(node, self._loop, self._assigned)
+        if isinstance(held, Tensor):
+            name = ast.unparse(node)
+            self._found.held[name] = held
+            if name not in self._found.fixed:
+                self._found.fixed.append(name)
+            return ast.Name(name, ast.Load())
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -208,8 +254,11 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         found, name = self._found, node.id
-        if name == found.number:
-            raise NotAlike
+        if name in self._numbers.named:
+            number = self._numbers.constant(node, self._assigned)
+            if number is None:
+                raise NotAlike
+            return ast.parse(str(number), mode="eval").body
         if name in self._assigned:
             if name not in found.made and name not in found.carried:
                 found.carried.append(name)
@@ -230,8 +279,3 @@ def _is_of_torch(held: object) -> bool:
 def indices_of(node: ast.Subscript) -> list[ast.expr]:
     """Returns what a subscript says of each dim."""
     return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-
-
-def is_name(node: ast.expr, name: str) -> bool:
-    """Returns whether an expression is that name alone."""
-    return isinstance(node, ast.Name) and node.id == name

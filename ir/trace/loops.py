@@ -1,7 +1,7 @@
 """Loops of a model's files that a trace would unroll, seen when they ask for their `range`.
 
 Inside `seen_loops`, a `for` over a `range` in a file of the model's layers is shown, before it
-begins, to somebody who may do it with few operators. When that is done nothing is left to go over.
+begins, to somebody who may do it with few operators. What is done so is not gone over.
 """
 
 import ast
@@ -57,13 +57,17 @@ class SeenLoop:
         and all that functions inside of it share."""
         return {n for n in names if self.is_shared(n) or _is_read(n, self.statement, self.function)}
 
+    def rest(self) -> list[ast.stmt]:
+        """Returns the statements of the function that may run when the loop is over, in order."""
+        return list(_after(self.statement, self.function))
+
     def is_shared(self, name: str) -> bool:
         """Whether functions inside of this one, or around it, have the name, too."""
         return name in self.code.co_cellvars or name in self.code.co_freevars
 
 
-Do = Callable[[SeenLoop], bool]
-"""Does all of a loop and says so, or does nothing."""
+Do = Callable[[SeenLoop], int]
+"""Does rounds of a loop from the first on, and says how many; or does nothing."""
 
 
 @contextmanager
@@ -93,8 +97,8 @@ def _asked_by(do: Do) -> Callable[..., range]:
         over = range(*args)
         if threading.get_ident() != tracing:  # another thread may run the same file
             return over
-        if len(over) > 1 and (loop := _loop(sys._getframe(1), over)) and do(loop):
-            return over[:0]
+        if len(over) > 1 and (loop := _loop(sys._getframe(1), over)):
+            return over[do(loop) :]
         return over
 
     return asked

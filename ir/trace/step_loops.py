@@ -1,9 +1,10 @@
 """Loops over tokens, or over chunks of them, become one operator (`ir.graph.recurrence`).
 
-Found by structure: each round reads its place of some tensors, `x[:, i]`, and what the round before
-has left; and leaves something in its place of others, or at the end of a list. What is done again
-and again without places is one, too, if it reads nothing else. What a round computes is traced
-once, alone. A loop whose rounds are not alike, or name sizes, stays as it is.
+Found by structure: each round reads its place of some tensors, `x[:, i]`, or its part of them,
+`x[:, i * w : (i + 1) * w]`, and what the round before has left; and leaves something in its place
+of others, or at the end of a list. What is done again and again without places is one, too, if it
+reads nothing else. What a round computes is traced once, alone. A loop whose rounds are not alike,
+or name sizes, stays as it is; so does a last round whose part is shorter.
 """
 
 import ast
@@ -26,7 +27,14 @@ from meshwright.ir.torch_private import (
     storage_key,
     written_arguments,
 )
-from meshwright.ir.trace.loop_text import LoopRound, NotAlike, left_in, part_of, read_text
+from meshwright.ir.trace.loop_text import (
+    LoopRound,
+    NotAlike,
+    RoundPart,
+    left_in,
+    part_of,
+    read_text,
+)
 from meshwright.ir.trace.loops import SeenLoop
 from meshwright.ir.trace.stand_ins import standing_in
 
@@ -41,31 +49,61 @@ _MAY_RAISE: tuple[type[Exception], ...] = (
 _NO_TENSOR = (bool, int, float, str, type(None))
 
 
-def run_steps(loop: SeenLoop) -> bool:
-    """Do a loop whose rounds are alike with one operator; whether it is one."""
-    if len(loop.over) < SHORTEST or loop.over.step != 1 or loop.over.start:
-        return False
+def run_steps(loop: SeenLoop) -> int:
+    """Do rounds that are alike with one operator, from the first on; how many that were."""
+    length = len(loop.over)
+    if loop.over.step != 1 or loop.over.start:
+        return 0
+    for rounds in (length, length - 1):  # the last part of a tensor may be shorter than others
+        if rounds < SHORTEST:
+            return 0
+        try:
+            found = read_text(loop, rounds)
+        except NotAlike:
+            continue
+        return rounds if _run(loop, found) else 0
+    return 0
+
+
+def _run(loop: SeenLoop, found: LoopRound) -> bool:
     try:
-        found = read_text(loop)
         step, states, steps, fixed = _traced_round(loop, found)
     except NotAlike:
         return False
-    dims = [dim for dim, _ in found.places] or [0]
-    made_dims = [found.writes.get(name, 0) for name in (*found.writes, *found.lists)]
+    dims = [place.dim for _, place in found.reads] or [0]
+    made_dims = [*(place.dim for place in found.writes.values()), *(0 for _ in found.lists)]
     results = RECURRENCE(states, steps, fixed, dims, made_dims, step.text())
     count = len(states)
     loop.assign({
-        found.number: loop.over[-1], **dict(zip(found.carried, results[:count], strict=True))
+        found.number: loop.over[found.rounds - 1], **found.told,
+        **dict(zip(found.carried, results[:count], strict=True)),
     })  # fmt: skip
     made = dict(zip((*found.writes, *found.lists), results[count:], strict=True))
-    for name in found.writes:
-        loop.values[name].copy_(made[name])
+    for name, place in found.writes.items():
+        part = made[name].flatten(place.dim, place.dim + 1) if place.width else made[name]
+        _used(loop.values[name], place, found.rounds).copy_(part)
     for name in found.lists:
-        if not loop.values[name] and _is_only_stacked(name, loop):
+        whole = found.rounds == len(loop.over)
+        if whole and not loop.values[name] and _is_only_joined(name, loop):
             loop.assign({name: Parts(made[name])})
         else:
             loop.values[name].extend(made[name].unbind(0))
     return True
+
+
+def _side_by_side(whole: Tensor, place: RoundPart, rounds: int) -> Tensor:
+    """A view of a tensor in which round i's part is place i along the part's dim."""
+    view, dim = _used(whole, place, rounds), place.dim
+    if not place.width:
+        return view
+    return torch.unflatten(view, dim, (rounds, place.width))
+
+
+def _used(whole: Tensor, place: RoundPart, rounds: int) -> Tensor:
+    """What the rounds have of a tensor."""
+    used = rounds * max(place.width, 1)
+    whole_dims = (slice(None),) * place.dim
+    return whole if whole.shape[place.dim] == used else whole[(*whole_dims, slice(0, used))]
 
 
 class Parts(list[Tensor]):
@@ -77,33 +115,52 @@ class Parts(list[Tensor]):
 
 
 @contextmanager
-def stacking_parts() -> Iterator[None]:
-    """Inside, `torch.stack` takes `Parts`, too."""
-    usual: Any = torch.stack
+def joining_parts() -> Iterator[None]:
+    """Inside, `torch.stack` and `torch.cat` take `Parts`, too."""
+    stacked: Any = torch.stack
+    put_together: Any = torch.cat
 
     def stack(tensors: Any, dim: int = 0, **kwargs: Any) -> Tensor:
         if isinstance(tensors, Parts):
             return tensors.whole.movedim(0, dim)
-        found: Tensor = usual(tensors, dim, **kwargs)
+        found: Tensor = stacked(tensors, dim, **kwargs)
         return found
 
-    with standing_in(torch, "stack", stack):
+    def cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Tensor:
+        if isinstance(tensors, Parts):
+            along = dim % (tensors.whole.ndim - 1)
+            return tensors.whole.movedim(0, along).flatten(along, along + 1)
+        found: Tensor = put_together(tensors, dim, **kwargs)
+        return found
+
+    with standing_in(torch, "stack", stack), standing_in(torch, "cat", cat):
         yield
 
 
-def _is_only_stacked(name: str, loop: SeenLoop) -> bool:
-    """Whether all that the function does with a list, but for the loop, is to stack it once."""
-    inside = set(map(id, ast.walk(loop.statement)))
-    outside = [x for x in ast.walk(loop.function) if id(x) not in inside]
-    reads = [x for x in outside if isinstance(x, ast.Name) and x.id == name]
-    reads = [x for x in reads if not isinstance(x.ctx, ast.Store)]
-    stacked = [
-        x for x in outside
-        if isinstance(x, ast.Call) and ast.unparse(x.func) == "torch.stack"
-        and x.args and x.args[0] in reads and len(x.args) <= 2
+def _is_only_joined(name: str, loop: SeenLoop) -> bool:
+    """Whether all that the function does with a list after the loop is to join its parts once."""
+    if loop.is_shared(name):
+        return False
+    joined = False
+    for line in loop.rest():
+        found = [x for x in ast.walk(line) if isinstance(x, ast.Name) and x.id == name]
+        reads = [x for x in found if not isinstance(x.ctx, ast.Store)]
+        if reads and (joined or len(reads) > 1 or not _joins(line, reads[0])):
+            return False
+        joined = joined or bool(reads)
+        if isinstance(line, ast.Assign) and any(x in line.targets for x in found):
+            return joined
+    return joined
+
+
+def _joins(line: ast.stmt, read: ast.Name) -> bool:
+    """Whether a line reads a list to stack it or to put it together, and for nothing else."""
+    return any(
+        isinstance(x, ast.Call) and ast.unparse(x.func) in ("torch.stack", "torch.cat")
+        and x.args and x.args[0] is read and len(x.args) <= 2
         and all(keyword.arg == "dim" for keyword in x.keywords)
-    ]  # fmt: skip
-    return len(reads) == len(stacked) == 1 and not loop.is_shared(name)
+        for x in ast.walk(line)
+    )  # fmt: skip
 
 
 _Inputs = tuple[RecurrentStep, list[Tensor], list[Tensor], list[Tensor]]
@@ -111,23 +168,19 @@ _Inputs = tuple[RecurrentStep, list[Tensor], list[Tensor], list[Tensor]]
 
 def _traced_round(loop: SeenLoop, found: LoopRound) -> _Inputs:
     """The step, and the tensors that it begins with, goes along and has throughout."""
-    values, length = loop.values, len(loop.over)
+    values, rounds = {**loop.values, **found.held}, found.rounds
     states = [x for x in map(values.get, found.carried) if isinstance(x, Tensor)]
-    steps = [values[name] for _, name in found.places]
+    steps = [_side_by_side(values[name], place, rounds) for name, place in found.reads]
     fixed = [name for name in found.fixed if isinstance(values[name], Tensor)]
     if len(states) < len(found.carried) or not (steps or states) or (fixed and not steps):
         raise NotAlike
-    if any(x.shape[dim] != length for x, (dim, _) in zip(steps, found.places, strict=True)):
-        raise NotAlike
-    if any(values[name].shape[dim] != length for name, dim in found.writes.items()):
-        raise NotAlike
     if not steps:  # the same again and again; its places say how often
-        steps = [torch.zeros(length, dtype=states[0].dtype)]
+        steps = [torch.zeros(rounds, dtype=states[0].dtype)]
     names = [
         *found.carried, *(part_of(i) for i in range(len(steps))), *fixed
     ]  # fmt: skip
     results = [*found.carried, *(left_in(name) for name in (*found.writes, *found.lists))]
-    along = [dim for dim, _ in found.places] or [0]
+    along = [place.dim for _, place in found.reads] or [0]
     parts = [x.select(dim, 0) for x, dim in zip(steps, along, strict=True)]
     others = found.kinds | {n: values[n] for n in found.fixed if n not in fixed}
     run = _as_function(loop, found, names, results, others)
@@ -159,9 +212,10 @@ def _check_left(
     found: LoopRound, values: Any, made: list[tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
     """What a round leaves in its place has that place's size: nothing is broadcast."""
-    for (name, dim), (shape, _) in zip(found.writes.items(), made, strict=False):
-        whole = tuple(values[name].shape)
-        if (*whole[:dim], *whole[dim + 1 :]) != shape:
+    for (name, place), (shape, _) in zip(found.writes.items(), made, strict=False):
+        whole, dim = tuple(values[name].shape), place.dim
+        width = [place.width] if place.width else []
+        if (*whole[:dim], *width, *whole[dim + 1 :]) != shape:
             raise NotAlike
 
 

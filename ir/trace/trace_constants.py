@@ -106,6 +106,8 @@ class KnownValues(TorchFunctionMode):
             if isinstance(asked, Tensor):
                 self._note(_Made(func, args, kwargs, None), list(args), asked)
             return asked
+        if func is Tensor.__iter__ and args[0].ndim:  # else its parts would come from nowhere
+            return iter(self.__torch_function__(Tensor.unbind, types, (args[0],)))
         given = leaves((args, kwargs))
         if self._own and any(id(x) in self._own for x in given):
             args, kwargs = map_tensors(self._copied, (args, kwargs))
@@ -117,7 +119,7 @@ class KnownValues(TorchFunctionMode):
             raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
             return self._done_again(func, args, kwargs)
-        args = self._picked_by_places(func, args)
+        args = self._picked_by_places(func, self._with_known_ends(func, args))
         if self._sized_by_known(func, given):
             func, args, kwargs, given = _as_constant(self._done_again(func, args, kwargs), given)
         if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
@@ -181,6 +183,24 @@ class KnownValues(TorchFunctionMode):
             return False
         given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
         return all(self._is_known(x) for x in given if x in self._made)
+
+    def _with_known_ends(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a call that picks slices, whose ends are numbers where they were tensors of
+        known values: torch would read these where nobody is asked."""
+        if getattr(func, "__name__", "") != "__getitem__":
+            return args
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        ends = [y for x in index if isinstance(x, slice) for y in (x.start, x.stop, x.step)]
+        if not any(isinstance(x, Tensor) for x in ends):
+            return args
+        return args[0], tuple(self._known_slice(x) if isinstance(x, slice) else x for x in index)
+
+    def _known_slice(self, part: slice) -> slice:
+        def number(end: Any) -> Any:
+            known = isinstance(end, Tensor) and end in self._made and self._is_known(end)
+            return self._done_again(Tensor.__index__, (end,), {}) if known else end
+
+        return slice(number(part.start), number(part.stop), number(part.step))
 
     def _picked_by_places(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments of a call that picks by a mask whose values are known: the places that it has,

@@ -15,6 +15,7 @@ from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable, Stage
 from meshwright.ir.trace.loss_module import LossFn, nested_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.runtime.check.amplified import amplified
 from meshwright.runtime.check.data import first_samples
 from meshwright.runtime.check.difference import (
     StepOutcome,
@@ -36,6 +37,9 @@ class ModelCheck:
     difference: TensorDifference | None
     how: str
     """`2 samples, float64, 10 equal blocks left out`."""
+    own: TensorDifference | None = None
+    """Where something differs: what plain PyTorch makes of one unit of rounding, if that is as
+    much."""
 
 
 def check_model(
@@ -64,14 +68,15 @@ def check_model(
                 continue
             how = [f"{samples} samples", "float64" if dtype else "its own precision"]
             how += [f"{left_out} equal blocks left out"] if left_out else []
-            return ModelCheck(found, ", ".join(how))
+            return ModelCheck(found[0], ", ".join(how), found[1])
     raise Uncheckable(problems[-1])
 
 
 def _compared(
     twin: nn.Module, loss_fn: LossFn | None, plan: Plan, batch: Mapping[str, Tensor], samples: int,
     dtype: torch.dtype | None,
-) -> TensorDifference | None:  # fmt: skip
+) -> tuple[TensorDifference | None, TensorDifference | None]:  # fmt: skip
+    """What differs, and if something does, what plain PyTorch makes of rounding."""
     if dtype is not None:
         twin = copied(twin).to(dtype)
         batch = {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
@@ -82,7 +87,11 @@ def _compared(
     graph = trace(
         twin, nested_batch(batch), loss_fn, global_batch_size=samples, kernels=plan.kernels
     )
-    return first_difference(_emitted(graph, plan, source, batch), wanted, rounding(graph))
+    allowed = rounding(graph)
+    differs = first_difference(_emitted(graph, plan, source, batch), wanted, allowed)
+    if differs is None:
+        return None, None
+    return differs, amplified(twin, lambda: plain_step(copied(twin), loss_fn, batch), allowed)
 
 
 def _emitted(

@@ -9,6 +9,7 @@ from torch import Tensor
 from meshwright.ir.comm.by_store import from_first
 from meshwright.ir.trace.changing import changed
 from meshwright.ir.trace.loss_module import LossFn, nested_batch
+from meshwright.runtime.check.amplified import amplified
 from meshwright.runtime.check.difference import (
     StepOutcome,
     TensorDifference,
@@ -61,6 +62,15 @@ def check_plan(
         differs = TensorDifference(what, inf, 0.0, "is not the same on all ranks that have it")
     agreed: TensorDifference | None = from_first(differs)
     return agreed
+
+
+def own_difference(
+    job: Job, reference: Reference, loss_fn: LossFn | None, batch: Mapping[str, Tensor]
+) -> TensorDifference | None:
+    """Returns what plain PyTorch makes of one unit of rounding, if no job could be told by it."""
+    return amplified(
+        reference.model, lambda: reference.run(loss_fn, batch, _parts(job)), rounding(job.graph)
+    )
 
 
 def _stepped(

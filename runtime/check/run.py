@@ -21,9 +21,10 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import copies_of
 from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch, nested_batch
 from meshwright.ir.trace.retrace import check_repeats
+from meshwright.runtime.check.amplified import told
 from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import TensorDifference
-from meshwright.runtime.check.model import SAMPLES, check_model, repeats
+from meshwright.runtime.check.model import SAMPLES, ModelCheck, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
 from meshwright.runtime.check.undisturbed import give_back, own_memory, same_draws
 from meshwright.runtime.job.weights import model_tensors
@@ -38,6 +39,10 @@ LIMIT_S = 60.0
 """What is predicted to take longer is left out, and said."""
 FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
 """A careful guess of what one device does."""
+_NOT_SEEN = (
+    "The trace has not seen all that the model does (hooks, state in Python): please report it "
+    "with the model. To train nevertheless, pass check=False"
+)
 _SHORT_S, _SHARE = 5.0, 0.6
 """A model whose few samples take longer is cut; of free memory, so much may be taken."""
 
@@ -172,13 +177,23 @@ class Checking:
         return min(1.0, SAMPLES / self.plan.global_batch_size)
 
     def _plan(self, job: "Job") -> None:
-        from meshwright.runtime.check.plan import check_plan
+        from meshwright.runtime.check.plan import check_plan, own_difference
 
+        reference, batch = self.reference, self._batch()
+        own: TensorDifference | None = None
         try:
-            found = check_plan(job, self.reference, self.loss_fn, self._batch(), moved=False)
+            found = check_plan(job, reference, self.loss_fn, batch, moved=False)
             if found is not None:  # rounding hardly does this twice
                 again = self._batch(seed=1)
-                found = check_plan(job, self.reference, self.loss_fn, again, moved=True) and found
+                found = check_plan(job, reference, self.loss_fn, again, moved=True) and found
+            if found is not None:
+                own = on_first(
+                    lambda: (
+                        own_difference(job, reference, self.loss_fn, batch)
+                        if reference is not None
+                        else None
+                    )
+                )
         except Uncheckable as error:
             self.why_not = str(error)
             return
@@ -189,21 +204,20 @@ class Checking:
             )
             return
         raise CheckFailed(
-            f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}"
+            f"a step of the job differs from plain PyTorch: {found}. "
+            f"{told(own) if own else self._blamed()}"
         )
 
     def _blamed(self) -> str:
-        """Which level a difference comes from."""
+        """Which level a difference comes from that the model's own rounding does not explain."""
         out = "To train nevertheless, pass check=False"
         try:
             found = on_first(self._compare_model)
         except Uncheckable as error:
             return f"Where it comes from could not be found out ({error}). {out}"
-        if found[0] is not None:
-            return (
-                f"One rank alone differs too ({found[0]}): the trace has not seen all that the "
-                f"model does (hooks, state in Python). {out}"
-            )
+        if found.difference is not None:
+            cause = told(found.own) if found.own else _NOT_SEEN
+            return f"One rank alone differs too ({found.difference}). {cause}"
         return (
             "The program of one rank agrees with PyTorch, so the plan is at fault: its layout, its "
             "schedule, or an optimizer that needs whole tensors where the plan has parts (then pin "
@@ -212,19 +226,18 @@ class Checking:
 
     def _model(self) -> None:
         try:
-            found, how = on_first(self._compare_model)
+            found = on_first(self._compare_model)
         except Uncheckable as error:
             self.unchecked.append(f"the model ({error})")
             return
-        if found is not None:
+        if found.difference is not None:
             raise CheckFailed(
-                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace "
-                "has not seen all that the model does (hooks, state in Python): please report it "
-                "with the model. To train nevertheless, pass check=False"
+                f"the program of one rank differs from plain PyTorch: {found.difference} "
+                f"({found.how}). {told(found.own) if found.own else _NOT_SEEN}"
             )
-        self.checked.append(f"the model on one rank ({how})")
+        self.checked.append(f"the model on one rank ({found.how})")
 
-    def _compare_model(self) -> tuple[TensorDifference | None, str]:
+    def _compare_model(self) -> ModelCheck:
         seconds = _seconds(self.graph, torch.device("cpu")) * self._few
         problems = []
         for short in (False, True):
@@ -241,7 +254,7 @@ class Checking:
             except Uncheckable as error:
                 problems.append(str(error))
                 continue
-            return found.difference, found.how
+            return found
         raise Uncheckable("; ".join(dict.fromkeys(problems)))
 
 

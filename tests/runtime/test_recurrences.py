@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import KimiLinearConfig, KimiLinearForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
+    xLSTMConfig,
+    xLSTMForCausalLM,
+)
 
 import meshwright as mw
 from meshwright.ir.graph.graph import Graph
@@ -47,6 +56,31 @@ def _kimi() -> nn.Module:
     )  # fmt: skip
 
 
+def _minimax() -> nn.Module:
+    """Steps are blocks of 4 tokens, of which the last is shorter and no step; decays are buffers of
+    the module."""
+    return MiniMaxForCausalLM(
+        MiniMaxConfig(
+            vocab_size=VOCAB, hidden_size=16, intermediate_size=8, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_local_experts=2,
+            num_experts_per_tok=1, block_size=4, layer_types=["linear_attention", "full_attention"],
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, experts_implementation="eager",
+            use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def _xlstm() -> nn.Module:
+    """Steps are chunks, whose states are left in places of a tensor."""
+    return xLSTMForCausalLM(
+        xLSTMConfig(
+            vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_blocks=2, num_heads=2,
+            chunk_size=16, mode="train", return_last_states=True, use_cache=False, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2,
+        )
+    )  # fmt: skip
+
+
 class _Balanced(nn.Module):
     """Steps are no tokens: rows and columns of mixing matrices are normed in turns."""
 
@@ -84,6 +118,8 @@ CASES = (
         0,
     ),
     (ModelCase("kimi", _kimi, _drawn(200), batch_size=2), 1, 1),
+    (ModelCase("minimax", _minimax, _drawn(18), batch_size=4), 1, 0),
+    (ModelCase("xlstm", _xlstm, _drawn(64), batch_size=4), 2, 0),
 )
 """Models, how many recurrences they have, and how many triangular systems."""
 

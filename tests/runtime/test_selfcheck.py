@@ -16,6 +16,7 @@ from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan import plan_io
 from meshwright.runtime.check import model as model_check
+from meshwright.runtime.check import plan as plan_check
 from meshwright.runtime.check import run
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job import compile as job_module
@@ -299,6 +300,43 @@ def test_a_large_model_is_checked_cut_and_what_is_not_checked_is_said(capfd):
     assert "program of one rank differs from plain PyTorch: the loss differs" in wrong
     assert "meta device" in str(meta) and any("the model on one rank" in t for t in meta.checked)
     assert "meshwright: checked in" in capfd.readouterr().err
+
+
+class Chaotic(Net):
+    """Doubles what its input differs by sixty times over: one unit of rounding becomes all."""
+
+    def forward(self, x, y):
+        at = (1000 * self.layers[0](x)).sin().square()
+        for _ in range(60):
+            at = 4 * at * (1 - at)
+        return super().forward(x, y) + at.mean()
+
+
+def blamed_on_rounding():
+    """The plan, as a whole, and one rank alone."""
+    job = compile_job(Chaotic(), plan_for(Chaotic, inputs=data()), example_inputs=data())
+    job.close()
+    wrong = patch.object(model_check, "run_local", lambda *args: run_local(*args) * 1.01)
+    with patch.object(run, "_why_not", lambda *args: "it is large"), wrong:
+        of_model = outcome(Chaotic, plan_for(Chaotic, inputs=data()))
+    usual = plan_check._stepped
+
+    def off(job, batch):
+        found, after, apart = usual(job, batch)
+        return replace(found, loss=found.loss * 1.01), after, apart
+
+    with patch.object(plan_check, "_stepped", off):
+        of_plan = outcome(Chaotic, plan_for(Chaotic, inputs=data()))
+        of_steady = outcome(Net, plan_for(Net, inputs=data()))
+    return of_model, of_plan, of_steady
+
+
+def test_a_model_that_makes_rounding_large_is_told_so_and_refused_all_the_same():
+    of_model, of_plan, of_steady = run_ranks(1, blamed_on_rounding, timeout_s=300)[0]
+    for kind, text in (of_model, of_plan):
+        assert kind == "CheckFailed" and "makes rounding large" in text and "check=False" in text
+        assert "report" not in text
+    assert of_steady[0] == "CheckFailed" and "the plan is at fault" in of_steady[1]
 
 
 class Wide(nn.Module):

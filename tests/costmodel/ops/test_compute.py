@@ -658,3 +658,8 @@ def test_small_kernels_in_a_row_take_what_each_takes(device: DeviceType) -> None
         assert again == pytest.approx(forward)
         assert 2 * forward < back - again < 2500 / 1000 * forward
     assert forward > 100 * formula(pointwise(64), device).forward_dispatch_s
+    apart = calls._replace(pages=1e5)  # rows far apart: a CPU looks their pages up, each way
+    slow = formula(pointwise(64)._replace(inner=(apart, gradients)), device)
+    more_s = 3e-3 if device is CPU else 0.0
+    assert slow.forward_s - many.forward_s == pytest.approx(more_s)
+    assert slow.backward_input_s - many.backward_input_s == pytest.approx(more_s)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.graph.graph import Graph, Ref
 from meshwright.ir.graph.recurrence import RUN, RecurrentStep, StepCall, step_of
-from meshwright.ir.graph.step_work import work_of_step
+from meshwright.ir.graph.step_work import pages_of_part, work_of_step
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
@@ -69,6 +69,67 @@ def layers(x: Tensor, decay: Tensor) -> Tensor:
     for _ in range(5):
         x = (x @ weight).tanh()
     return x
+
+
+def by_chunk(x: Tensor, decay: Tensor) -> Tensor:
+    """Chunks of tokens, of which the last is shorter: it stays as it is."""
+    width, length = 4, x.shape[1]
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range((length + width - 1) // width):
+        first = i * width
+        end = min(first + width, length)
+        many = end - first
+        part = x[:, first:end] * decay**many + state[:, None] * x[:, first:end, :1]
+        found.append(part / many)
+        state = state + part.sum(1)
+    made = torch.cat(found, dim=-2)
+    return made + state[:, None]
+
+
+def by_whole_chunk(x: Tensor, decay: Tensor) -> Tensor:
+    """As xLSTM does: states are left in a tensor with a place for the last one, too; the number of
+    the last chunk is read afterwards, and the list's name is another thing's."""
+    width, chunks = 4, x.shape[1] // 4
+    states, sums = (
+        x.new_zeros(x.shape[0], (chunks + 1) * WIDTH),
+        x.new_zeros(x.shape[0], chunks + 1),
+    )
+    state, found = torch.zeros_like(x[:, 0]), []
+    for at in range(0, chunks):
+        end = (at + 1) * width
+        states[:, at * WIDTH : (at + 1) * WIDTH] = state
+        sums[:, at] = state.sum(-1)
+        found.append(x[:, at * width : end].tanh() * state[:, None])
+        state = state * decay + x[:, at * width : (1 + at) * width, :].sum(1)
+    states[:, -WIDTH:] = state
+    found = torch.cat(found, 1)
+    return found + states.mean(-1)[:, None, None] * sums.exp().sum(-1)[:, None, None] * end
+
+
+def overlapping(x: Tensor, decay: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[:, :4]), []
+    for i in range(x.shape[1] - 4):
+        state = state * decay + x[:, i : i + 4]
+        found.append(state)
+    return torch.cat(found, dim=1)
+
+
+def counted_up(x: Tensor, decay: Tensor) -> Tensor:
+    """Its parts are known by a number that each round adds to."""
+    state, found, first = torch.zeros_like(x[:, :4]), [], 0
+    for _ in range(x.shape[1] // 4):
+        state = state * decay + x[:, first : first + 4]
+        first = first + 4
+        found.append(state)
+    return torch.cat(found, dim=1)
+
+
+def looked_into(x: Tensor, decay: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[1]):
+        state = state * decay + x[:, i]
+        found.append(state)
+    return torch.cat(found, dim=-1) + found[2].sum()
 
 
 def of_neighbour(x: Tensor, decay: Tensor) -> Tensor:
@@ -179,7 +240,9 @@ def _traced(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Graph, Steps, 
 
 @pytest.mark.parametrize(
     ("compute", "found"),
-    [(stacked, 1), (kept, 1), (written, 1), (again, 1), (layers, 0), (of_neighbour, 0),
+    [(stacked, 1), (kept, 1), (written, 1), (again, 1),
+     (by_chunk, 1), (by_whole_chunk, 1), (looked_into, 1), (overlapping, 0), (counted_up, 0),
+     (layers, 0), (of_neighbour, 0),
      (by_number, 0), (in_place, 0),
      (without_gradient, 0), (told_afterwards, 0), (broadcast, 0), (half_of_it, 0), (growing, 0),
      (with_calls, 0)],
@@ -198,6 +261,44 @@ def test_a_loop_is_a_recurrence_only_if_all_rounds_are_alike(
         assert (a is None) == (b is None)
         assert a is None or torch.allclose(a, b, rtol=1e-11)
     assert torch.stack([x[0]]).shape == (1, *x[0].shape) and "range" not in globals()
+    assert torch.cat([x, x], -1).shape == (*x.shape[:-1], 2 * WIDTH)
+
+
+class Chunks(nn.Module):
+    """Decays of chunks are the module's own, as MiniMax's are."""
+
+    width: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 4
+        self.decays = nn.Parameter(torch.linspace(0.2, 0.9, 4)[:, None])
+        self.slope = nn.Buffer(torch.linspace(0.5, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros_like(x[:, 0]), []
+        for i in range((x.shape[1] + self.width - 1) // self.width):
+            first = i * self.width
+            end = min(first + self.width, x.shape[1])
+            many = end - first
+            part = x[:, first:end] * self.decays[-many:] + state[:, None]
+            state = state * torch.exp(-self.slope * many) + part.sum(1)
+            found.append(part)
+        found = torch.cat(found, dim=1)
+        return (found * found).mean()
+
+
+@pytest.mark.parametrize("length", [32, 37])
+def test_rounds_may_read_tensors_and_numbers_of_their_module(length: int) -> None:
+    torch.manual_seed(0)
+    model, x = Chunks().double(), torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
+    graph = trace(model, (x,))
+    assert [op.target for op in graph.ops].count(RECURRENCE) == 1
+    made, wanted = interpret(graph, model, (x,))[graph.loss], model(x)
+    assert torch.allclose(made, wanted, rtol=1e-13)
+    of_made, of_wanted = (torch.autograd.grad(y, [model.decays])[0] for y in (made, wanted))
+    assert torch.allclose(of_made, of_wanted, rtol=1e-11)
+    assert not any("unbind" in op.target for op in graph.ops) or length % 4
 
 
 def test_ranks_have_samples_or_channels_and_no_part_of_what_a_step_mixes() -> None:
@@ -248,11 +349,28 @@ def test_gradients_take_what_each_operand_asks_for() -> None:
     ]
     text = RecurrentStep(("float32", "float32"), tuple(step), ("5",)).text()
     whole, row = 4 * 8 * 16, 4 * 16
-    forward, back = work_of_step(text, ((8, 16), (16,)), 1, 1)
-    assert forward == (2, 3, (2 * whole + row) + 3 * whole)  # one view takes the part
+    forward, back = work_of_step(text, ((8, 16), (16,)), 1, (1,))
+    assert forward == (2, 3, (2 * whole + row) + 3 * whole, 0)  # one view takes the part
     of_state, of_row = 2 * whole + row, 2 * whole + whole + (whole + row)
     twice = 3 * whole  # the state is read twice: its gradients are added
-    assert back == (4, 3, of_state + of_row + twice + 4 * row)
+    assert back == (4, 3, of_state + of_row + twice + 4 * row, 0)
+
+
+def test_rows_of_a_part_that_lie_far_apart_are_pages_to_look_up() -> None:
+    """Of 2,048 channels, each with a row of 16 values per token, as Mamba's states have."""
+    assert pages_of_part((2048, 128, 16), 1, 4) == 2048  # 8 KB from row to row
+    assert pages_of_part((2048, 16, 16), 1, 4) == 512  # four rows on a page
+    assert pages_of_part((128, 2048, 16), 0, 4) == 1  # side by side
+    step = [
+        StepCall("aten.mul.Tensor", (("self", Ref("1")), ("other", Ref("0"))), "3"),
+        StepCall("aten.add.Tensor", (("self", Ref("3")), ("other", Ref("2")), ("alpha", 1)), "4"),
+    ]
+    text = RecurrentStep(("float32",) * 3, tuple(step), ("4",)).text()
+    for pages in (2048, 256):
+        forward, back = work_of_step(text, ((2048, 16),) * 3, 1, (pages, pages))
+        assert forward.pages == (2 * 2048 - 512 if pages == 2048 else 0)
+        assert back.pages == (2048 - 512 if pages == 2048 else 0)  # of the state's gradient
+        assert forward.on_part(0.5).times(3).pages == 1.5 * forward.pages
 
 
 @pytest.mark.parametrize("compute", [stacked, again])
