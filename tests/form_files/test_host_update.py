@@ -12,6 +12,7 @@ from meshwright.forms.host_link import ShapedLink, shaped
 from meshwright.forms.sync_findings import findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.ir.precision import in_which_traced
@@ -263,7 +264,7 @@ def test_the_host_has_gradients_their_sums_and_copies() -> None:
     assert memory.host_bytes == 36 * count + 3 * 4 * layer
 
 
-def _most_on_a_slow_link(plan: Plan, at_last: bool) -> int:
+def _most_on_a_slow_link(plan: Plan, traced: Graph, at_last: bool) -> int:
     if plan.precision == "fp64":
         net, given, loss_fn = _deep(), _FEW, nn.functional.mse_loss
     else:
@@ -272,8 +273,9 @@ def _most_on_a_slow_link(plan: Plan, at_last: bool) -> int:
         if at_last:
             patch.setattr(ShapedLink, "_copy", lambda _, *said: _AtLast(*said))
         job = compile_job(
-            net, plan, loss_fn=loss_fn, example_inputs=given, device="cpu", check=False
-        )
+            net, plan, loss_fn=loss_fn, example_inputs=given, device="cpu", check=False,
+            graph=traced,
+        )  # fmt: skip
         job.step(given)
         job.track_memory(given)
         job.close()
@@ -295,7 +297,7 @@ def test_no_more_than_three_blocks_of_a_deep_model_have_gradients(store, microba
     plan = on_host(made, FormChoice(form=store), num_microbatches=microbatches)
     with shaped(SLOW):
         # Where parameters come as gradients go, each takes its time.
-        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, store != "on_host")
+        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, traced, store != "on_host")
     memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
     trained = sum(t.nbytes for t in traced.parameters)
     assert memory.tensor_bytes == pytest.approx(counted, rel=0.03)
@@ -309,7 +311,7 @@ def test_gradients_are_on_their_way_when_the_next_micro_batch_begins(precision) 
     made = make_problem(traced, cluster, precision=precision, optimizer="adamw")
     plan = on_host(made, FormChoice(form="sums_on_host"), num_microbatches=2)
     with shaped(SLOW):
-        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, True)
+        (counted,) = run_ranks(1, _most_on_a_slow_link, plan, traced, True)
     memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
     assert memory.tensor_bytes == pytest.approx(counted, rel=0.01)
 

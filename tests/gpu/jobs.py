@@ -1,6 +1,5 @@
 """Jobs of one device that tests of GPUs take steps with."""
 
-import copy
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import meshwright as mw
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
@@ -19,6 +17,7 @@ from meshwright.runtime.capture import recorder
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.testing.models import CASES
+from tests.traces import zoo_graph
 
 BATCH, STEPS, RATE = 4, 3, 0.1
 
@@ -79,10 +78,7 @@ def made(case: JobCase, device: str) -> tuple[nn.Module, Graph, Plan]:
     zoo, dtype, model = CASES[case.model], _dtype(case), model_of(case)
     with torch.device("cpu"):
         kernels = KERNELS if case.kernels else ()
-        graph = mw.trace(
-            copy.deepcopy(model), zoo.example(BATCH, dtype=dtype), zoo.loss_fn,
-            kernels=kernels, precision=case.precision,
-        )  # fmt: skip
+        graph = zoo_graph(zoo, BATCH, dtype, case.precision, kernels)
         where = cluster(device, captured="capture" in case.stage)
         problem = make_problem(graph, where, precision=case.precision, optimizer="sgd")
         plan = build_plan(problem, uniform_choice(problem, **case.choice), predict=False)

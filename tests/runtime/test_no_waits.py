@@ -21,6 +21,7 @@ from meshwright.testing.fake_gpu.process import LOOKS, STEPS, Planned, Seen, wai
 from meshwright.testing.models import CASES
 from meshwright.testing.ring_layouts import with_rings
 from tests.runtime.wide_layers import gpt2
+from tests.traces import zoo_graph
 
 pytestmark = pytest.mark.skipif(bool(process.why_not()), reason=process.why_not())
 
@@ -51,11 +52,7 @@ def planned(
     kinds: Mapping[str, Case],
 ) -> Planned:  # fmt: skip
     """Plans of a model of the zoo."""
-    case = CASES[model]
-    example = case.example(8, dtype=torch.float32)
-    graph = mw.trace(
-        case.model(torch.float32), example, case.loss_fn, kernels=kernels, precision=precision
-    )
+    graph = zoo_graph(CASES[model], 8, torch.float32, precision, kernels)
     return _on_gpus(graph, precision, optimizer, kinds)
 
 
