@@ -35,6 +35,8 @@ class MemoryGroup:
     """Parameters that several blocks read."""
     rest: frozenset[int] = frozenset()
     """Blocks whose parameters are gathered at once, and stay so."""
+    at_once: bool = False
+    """The device is its own host: what leaves for it has arrived at once."""
 
     def part(self, nbytes: int) -> int:
         """A rank's of a value of which each has a part, at most."""
@@ -129,7 +131,7 @@ class MemoryGroup:
         exchange = self.exchange
         leaves = exchange.gradients_are_freed and exchange.gradients_leave_each
         # Where parameters come, too, the next forward waits for these meanwhile.
-        if not leaves or exchange.packs or exchange.comes_from_host:
+        if not leaves or exchange.packs or exchange.comes_from_host or self.at_once:
             return ()
         lowest = sorted(self.complete)[:2]
         return [ceil(exchange.read * sum(self.complete[index])) for index in reversed(lowest)]
@@ -329,6 +331,8 @@ class BackwardGradients:
                 before = 0 if self._group.exchange.comes_from_host else self._before
                 late = self._way[index].at_end if self._way else LATE.at_end
                 self.moving = self._newest + ceil(late * before)
+                if self._group.at_once:
+                    self.moving = 0
                 self.gradients -= sent
                 yield
                 continue

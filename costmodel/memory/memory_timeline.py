@@ -27,7 +27,7 @@ class Moment(NamedTuple):
     """Micro-batches of each of the rank's stages, that of the action included. If the schedule says
     where all is kept or made again: then, stage by stage, those of which all is there."""
     halved: tuple[int, ...]
-    """Of these, between the halves of their backward: that of the action is."""
+    """Of these, at each place, between the halves of their backward: that of the action is."""
     begun: tuple[bool, ...]
     """Whether a backward of the stage has ended."""
     messages: tuple[int, ...]
@@ -44,6 +44,7 @@ class Moment(NamedTuple):
 
 _HOW = Moment._fields.index("stage")
 """Of a moment's fields, where those end that count what is there."""
+_Counts = tuple[Sequence[int], ...]
 
 
 class Point(NamedTuple):
@@ -53,41 +54,50 @@ class Point(NamedTuple):
     held: Bytes
 
 
-_MOMENTS: dict[int, tuple[Table, tuple[tuple[Moment, ...], ...]]] = {}
+_MOMENTS: dict[tuple[int, bool], tuple[Table, tuple[tuple[Moment, ...], ...]]] = {}
 _MOST = 128
 
 
-def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
-    """The moments of each pipeline rank that may be its peak. Those of the last tables are kept."""
-    kept = _MOMENTS.get(id(table))
+def moments(table: Table, *, freeing: bool = False) -> tuple[tuple[Moment, ...], ...]:
+    """The moments of each pipeline rank that may be its peak. Those of the last tables are kept.
+    `freeing`: a micro-batch between the halves of its backward may hold less than before them."""
+    key = id(table), freeing
+    kept = _MOMENTS.get(key)
     if kept is None:
         while len(_MOMENTS) >= _MOST:
             del _MOMENTS[next(iter(_MOMENTS))]
-        found = tuple(_undominated(_walk(table, r)) for r in range(len(table.rows)))
-        kept = _MOMENTS[id(table)] = table, found
+        ranks = range(len(table.rows))
+        found = tuple([_undominated(_walk(table, rank), freeing) for rank in ranks])
+        kept = _MOMENTS[key] = table, found
     return kept[1]
 
 
-def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
+def _undominated(walked: Iterator[Moment], freeing: bool) -> tuple[Moment, ...]:
     """Those that no other of the same action holds as much as, of everything."""
-    groups: dict[tuple[object, ...], list[Moment]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Moment, _Counts]]] = {}
     for moment in dict.fromkeys(walked):
+        counts = _counts(moment, freeing)
         kept = groups.setdefault(moment[_HOW:], [])
-        if not any(_covers(other, moment) for other in kept):
-            kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
-    return tuple(moment for kept in groups.values() for moment in kept)
+        if not any(_covers(other, counts) for _, other in kept):
+            kept[:] = [pair for pair in kept if not _covers(counts, pair[1])]
+            kept.append((moment, counts))
+    return tuple(moment for kept in groups.values() for moment, _ in kept)
 
 
-def _covers(more: Moment, less: Moment) -> bool:
+def _covers(more: _Counts, less: _Counts) -> bool:
     return all(
         a >= b
-        for mine, theirs in zip(_counts(more), _counts(less), strict=True)
+        for mine, theirs in zip(more, less, strict=True)
         for a, b in zip(mine, theirs, strict=True)
     )
 
 
-def _counts(moment: Moment) -> tuple[Sequence[int], ...]:
-    return moment.in_flight, moment.halved, moment.begun, moment.messages
+def _counts(moment: Moment, freeing: bool) -> _Counts:
+    """What a rank holds the more bytes for, the more of each there are."""
+    in_flight = moment.in_flight
+    if freeing:  # one between halves counts as that alone: it holds something, if less than others
+        in_flight = tuple([n - half for n, half in zip(in_flight, moment.halved, strict=True)])
+    return in_flight, moment.halved, moment.begun, moment.messages
 
 
 def held_stages(table: Table, rank: int) -> tuple[int, ...]:
@@ -109,8 +119,8 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
             in_flight[at + count] += 1
             whole.add((stage, microbatch))
         in_flight[at] += plain == F
-        halved[at] += plain & 3 == I
         there = (stage, microbatch) in whole
+        halved[at + count * there] += plain & 3 == I
         first, beside = not begun[at], (-1, -1)
         if position in table.together:
             other = table.items[position + 1]
@@ -122,7 +132,7 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
             tuple(in_flight), tuple(halved), tuple(begun), tuple(chain.from_iterable(messages)),
             at, kind, first, there, beside,
         )  # fmt: skip
-        halved[at] -= plain == W
+        halved[at + count * there] -= plain == W
         if plain in (B, B + HELD, W):
             in_flight[at + count * there] -= 1
             begun[at] = True
@@ -159,10 +169,10 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
     saved, halved = [0 if s.slots else s.saved for s in own], [s.halved for s in own]
     if table.early:
         saved += [s.kept_saved for s in own]
-        begun, halved = begun + [0] * len(own), halved + [0] * len(own)
+        begun, halved = begun + [0] * len(own), halved * 2
     rises: dict[tuple[object, ...], Bytes] = {}
     of_messages = _message_bytes(own)
-    for moment in moments(table)[rank]:
+    for moment in moments(table, freeing=min(halved) < 0)[rank]:
         in_flight, between, on, messages, *_ = moment
         key = moment[_HOW:]
         if key not in rises:
@@ -194,18 +204,21 @@ def _dot(counts: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _there(stages: Sequence[Holding], table: Table, rank: int) -> Bytes:
-    own = held_stages(table, rank)
-    return Bytes(activations=sum([stays(stages[index], table, index) for index in own]))
+    return _sum(stays(stages[index], table, index) for index in held_stages(table, rank))
 
 
-def stays(stage: Holding, table: Table, index: int) -> int:
-    """Returns what recorded calls of stage `index` save of all micro-batches that are in flight at
-    once: it is there at any time."""
+def stays(stage: Holding, table: Table, index: int) -> Bytes:
+    """Returns what is there of stage `index` at any time, by its schedule: what recorded calls save
+    of all micro-batches that are in flight at once, and room where gradients arrive."""
+    gradients = 0
+    if stage.landings:
+        gradients = stage.landings[min(table.schedule.num_microbatches, len(stage.landings)) - 1]
     if stage.slots is None:
-        return 0
+        return Bytes(gradients)
     rank = table.owners[index]
     place = held_stages(table, rank).index(index)
-    return max([moment.in_flight[place] for moment in moments(table)[rank]]) * stage.saved
+    in_flight = max([moment.in_flight[place] for moment in moments(table)[rank]])
+    return Bytes(gradients, in_flight * stage.saved)
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:
@@ -279,7 +292,8 @@ def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     held = _sum(s.always for s in own)
     count = len(own)
     held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun[:count], strict=True) if on))
-    counts = zip(moment.in_flight[:count], moment.halved[:count], own, strict=True)
+    halved = [sum(moment.halved[place::count]) for place in range(count)]
+    counts = zip(moment.in_flight[:count], halved, own, strict=True)
     kept = sum(n * s.saved + half * s.halved for n, half, s in counts if not s.slots)
     whole = moment.in_flight[count:]
     kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))

@@ -11,6 +11,7 @@ from meshwright.costmodel.memory.memory_timeline import (
     largest,
     most_under_way,
     of_each_kind,
+    stays,
 )
 from meshwright.costmodel.memory.stack_bytes import late_bytes
 from meshwright.costmodel.simulate.compiled_schedule import Table
@@ -61,6 +62,7 @@ def _rank_memory(
     if on_host or holes.gradients:
         kinds = of_each_kind(moments)
         staying = sum(models[i].memory.always.gradients for i in own)
+        staying += sum(stays(memories[i], table, i).gradients for i in own)
         beyond += holes.gradients * (kinds.gradients - staying)
     if on_host:
         # Flat tensors and activations differ in size: a heap that one kind has grown does not

@@ -69,6 +69,8 @@ class Holding(Protocol):
     @property
     def slots(self) -> SlotBytes | None: ...
     @property
+    def landings(self) -> tuple[int, ...]: ...
+    @property
     def entry(self) -> int: ...
     @property
     def border(self) -> int: ...
@@ -167,6 +169,9 @@ class StageMemory:
     blocks: tuple[BlockMemory, ...]
     slots: SlotBytes | None = None
     """What stays where calls are recorded: nothing that they save is given back then."""
+    landings: tuple[int, ...] = ()
+    """Room in its own memory where gradients arrive that are cast or added to others on the host,
+    in steps of one micro-batch, of two, and of more; empty: none."""
     ways: tuple[Way, Way] | None = None
     """What is on its way to the host by the plan's times: in the first backward, and in others."""
     on_time: bool = False
@@ -215,12 +220,8 @@ class StageMemory:
 
     @cached_property
     def halved(self) -> int:
-        """Per micro-batch between the halves of its backward: at least nothing, so that no moment
-        holds less for having more micro-batches there."""
-        return max(0, self._halved)
-
-    @property
-    def _halved(self) -> int:
+        """Per micro-batch between the halves of its backward, beside what it saved; less than 0 if
+        first halves free more than they leave."""
         return sum([block.halved for block in self.blocks])
 
     @cached_property
@@ -240,12 +241,19 @@ class StageMemory:
     @cached_property
     def halving(self) -> Bytes:
         """Most within the first half of a backward, beside the same and all that it leaves for the
-        second: what blocks before leave is not there yet."""
-        most, to_come = 0, 0
-        for block in self.blocks:
-            most = max(most, block.halving + block.waiting - to_come)
+        second: what blocks before leave is not there yet. Parameters are gathered as for a whole
+        backward."""
+        ahead, to_come = self._gathered(-1), 0
+        found: list[_Rise] = [(0, 0, 0, 0)]
+        for index, block in enumerate(self.blocks):
+            arriving, gathered = ahead[index] if ahead else (0, 0)
+            own = block.halving + block.waiting - to_come
+            found.append((0, 0, gathered, own))
             to_come += block.halved
-        return Bytes(workspace=most + min(0, self._halved))
+            if arriving:
+                own = block.given + block.waiting - to_come
+                found.append((0, 0, arriving, own))
+        return _most(found)
 
     @property
     def kept_saved(self) -> int:
@@ -264,7 +272,9 @@ class StageMemory:
 
     @property
     def kept_halving(self) -> Bytes:
-        return (self.kept or self).halving
+        """The same where all is there, which leaves what a stage leaves that keeps all."""
+        kept = self.kept or self
+        return kept.halving.plus(Bytes(activations=kept.halved - self.halved))
 
     def backward(
         self, *, first: bool, last: bool, held: bool = False, second: bool = False

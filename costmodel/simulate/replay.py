@@ -111,8 +111,8 @@ def _times(actions: Mapping[str, float], predicted: StagePrediction, saved: int)
 class _Kept:
     """A stage's memory as the plan keeps it (`stage_memory.Holding`)."""
 
-    slots = None
-    """What stays where calls are recorded is in what is always there."""
+    slots, landings = None, ()
+    """What stays from step to step is in what is always there."""
 
     def __init__(self, kept: StageDetail) -> None:
         self.always, self.begun = _bytes(kept.always), _bytes(kept.begun)

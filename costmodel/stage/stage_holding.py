@@ -26,9 +26,10 @@ def stage_memory_of(
     held: Sequence[BlockParams],
     sync: Sync,
     ways: tuple[Way, Way] | None = None,
+    landings: tuple[int, ...] = (),
 ) -> StageMemory:
     """Returns what a rank holds of a stage, as a stack with these habits runs it. `ways`: of
-    gradients that leave for its host."""
+    gradients that leave for its host; `landings`: of `landings_of`."""
     shares = [form.exchange.parts("optimizer", form.shards) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
     frozen = [own.frozen_bytes for own in held]
@@ -49,7 +50,7 @@ def stage_memory_of(
          for form, own in zip(sync.groups, held, strict=True)],
     )  # fmt: skip
     return StageMemory(
-        stack=stack, habits=habits, ways=ways,
+        stack=stack, habits=habits, ways=ways, landings=landings,
         prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
         # Where host and device are one memory, what is on the host is there twice.
@@ -79,6 +80,7 @@ def stage_memory_of(
                 tuple([Tied(ceil(one.nbytes * form.exchange.made), one.readers)
                        for one in own.tied]),
                 rest if form.exchange.fetches else frozenset(),
+                not costs.device.is_apart,
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),

@@ -27,6 +27,7 @@ from meshwright.costmodel.stage.buckets import (
 )
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.host import copy_waits, waits_of_step, ways_of
+from meshwright.costmodel.stage.landings import landings_of
 from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, run, talk
@@ -119,6 +120,7 @@ def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> 
             held,
             sync,
             ways_of(tables, costs, sync.groups, held, sync.blocks),
+            landings_of(tables, costs, parts, stage.prefetch),
         ),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s

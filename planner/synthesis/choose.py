@@ -139,7 +139,8 @@ def task_of(problem: Problem, plan: Plan, found: Estimate) -> Task:
         stages=stages,
         placement=table.owners,
         num_microbatches=plan.num_microbatches,
-        halved_bytes=tuple(memory.halved for memory in memories),
+        # A schedule has room for what is there before the halves, if they leave less.
+        halved_bytes=tuple(max(0, memory.halved) for memory in memories),
         release_s=tuple(found.stepped.timeline.offsets),
     )
     rooms = []

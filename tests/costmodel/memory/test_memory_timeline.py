@@ -32,7 +32,7 @@ def stage(
         groups=(group,), prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), shared=more.get("shared", 0),
-        blocks=(BLOCK,) * blocks,
+        blocks=(replace(BLOCK, halved=more.get("halved", 0)),) * blocks,
     )  # fmt: skip
 
 
@@ -152,6 +152,25 @@ def test_halves_hand_gradients_over() -> None:
     assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 13 + 5 + 200, 200]
 
 
+def test_first_halves_may_free_more_than_they_leave() -> None:
+    """Of 20 bytes of a micro-batch 12 are there between the halves; the last block frees its own
+    4 first. The second one's gradients come beside the first one's."""
+    made = stage(halved=-4)
+    found = totals(("0F0 0F1 0I0 0I1 0W0 0W1",), made)
+    assert found[3:8] == [40, 40 - 8 + 5 + 4, 32, 32 - 8 + 5 + 4, 24]
+    assert found[8:] == [24 - 6 + 5 + 200, 12 + 200, 12 + 200 + 62, 200]
+    table = table_of(parse_schedule("x", ("0F0 0F1 0I0 0I1 0W0 0W1",)))
+    assert peak(table, 0, [made]).total == max(found)
+
+
+def test_parameters_are_there_in_first_halves() -> None:
+    """Of ZeRO 3: as they come out of a flat tensor, and while their block runs."""
+    made = stage(zero=3, shard=2, reduces=True)
+    assert totals(("0F0 0I0 0W0",), made)[2] == 20 + 200
+    wide = replace(made, blocks=(replace(BLOCK, halving=105),) * 2)
+    assert totals(("0F0 0I0 0W0",), wide)[2] == 20 + 100 + 105
+
+
 def test_the_optimizer_may_need_more() -> None:
     """Temporaries of RMSprop, say, after the activations have gone."""
     made = stage(1, temporary=500)
@@ -209,6 +228,7 @@ STAGES = st.builds(
     border=st.integers(0, 9),
     entry=st.integers(0, 9),
     temporary=st.integers(0, 300),
+    halved=st.integers(-9, 3),
 )
 
 
