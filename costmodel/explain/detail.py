@@ -14,7 +14,7 @@ from meshwright.costmodel.explain.messages import messages_of
 from meshwright.costmodel.explain.rows import rows_saved
 from meshwright.costmodel.explain.utilisation import peak_flops, step_flops
 from meshwright.costmodel.memory.memory_timeline import stays
-from meshwright.costmodel.memory.stage_memory import StageMemory
+from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
 from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.costmodel.simulate.timeline import Timeline
