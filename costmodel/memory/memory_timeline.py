@@ -204,7 +204,8 @@ def _dot(counts: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _there(stages: Sequence[Holding], table: Table, rank: int) -> Bytes:
-    return _sum(stays(stages[index], table, index) for index in held_stages(table, rank))
+    own = [i for i in held_stages(table, rank) if stages[i].slots or stages[i].landings]
+    return _sum(stays(stages[index], table, index) for index in own) if own else NOTHING
 
 
 def stays(stage: Holding, table: Table, index: int) -> Bytes:

@@ -129,8 +129,8 @@ def test_gradients_that_were_gathered_are_whole(precision: str) -> None:
 
 @pytest.mark.parametrize("layers", [2, 4])
 def test_forwards_keep_nothing_of_what_is_made_again(layers: int) -> None:
-    """Their most is in the op that reads and makes most then; what enters is there beside it. Of two
-    layers the last stage is the head alone, whose first halves free more than they leave."""
+    """Their most is in the op that reads and makes most then; what enters is there beside it. Of
+    two layers the last stage is the head alone, whose first halves free more than they leave."""
     model = gpt2(WORDS, TOKENS, 128, heads=8, layers=layers)
     data = (torch.randint(0, WORDS, (16, TOKENS)),)
     pins = ("pp=2", "num_microbatches=4", "schedule=synthesised", "saved=selective")
