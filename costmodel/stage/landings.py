@@ -39,10 +39,11 @@ def landings_of(
 
 def _rounds(exchange: Exchange, microbatches: int) -> int:
     """How many micro-batches have gradients that arrive so. The first of a step are not added to
-    others, and arrive in their place if they have the dtype of what is stepped."""
+    others, and arrive in their place if they have the dtype of what is stepped: those of copies
+    have it once they are added up here."""
     casts = exchange.read != 1.0
     if not exchange.gradients_leave_each:
-        return int(casts)
+        return int(casts and microbatches == 1 and not exchange.copies_apart)
     return microbatches if casts else microbatches - 1
 
 

@@ -68,6 +68,8 @@ def _mixtral() -> nn.Module:
         ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=on_host")),
         ("fp32", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=sums_on_host")),
         ("fp32", ("pp=2", "num_microbatches=4", "schedule=one_f_one_b", "store=on_host")),
+        ("bf16", ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=on_host")),
+        ("bf16", ("pp=2", "num_microbatches=4", "schedule=one_f_one_b", "store=update_on_host")),
     ],
 )
 def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
