@@ -214,7 +214,7 @@ class Walk(Trace):
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
-        self._save(step, kept, own and own[0])
+        self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
@@ -476,6 +476,13 @@ class Walk(Trace):
             return None
         return count(step.op, [self.local.shapes[i.value] for i in step.inputs], step.dtype)
 
+    def _cast_inside(self, step: OpStep, local: LocalOp, inside: int) -> int:
+        """Of `inside` bytes that the op keeps as it was traced, those that it keeps as it runs."""
+        count = facts(step.op.target).cpu_casts
+        if count is None or self.site.device.kind != "cpu" or not self.facts.is_narrow(step.op):
+            return inside
+        return count(step.op, self._part(step, local), inside)
+
     def _save_result(self, op: Op) -> None:
         """An op keeps its first result."""
         name = op.outputs[0]
@@ -492,7 +499,7 @@ class Walk(Trace):
         made = any(roots[kept.name] not in read for kept in step.kept)
         return made or self._inside_bytes(step.op) > 0
 
-    def _save(self, step: OpStep, inside: int, own: int | None) -> None:
+    def _save(self, step: OpStep, local: LocalOp, inside: int, own: int | None) -> None:
         """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
         inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
@@ -516,7 +523,7 @@ class Walk(Trace):
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
         elif inside and step.has_gradient:
-            self.saved[op.name, "extra", ()] = inside
+            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -43,6 +43,6 @@ class Ports:
         source, target = self._table.pairs[item.pair]
         begin = max(ready, self._sending[source], self._getting[target])
         end = self._sending[source] = self._getting[target] = (
-            begin + self._times.send_s[item.border]
+            begin + self._times.lanes_s[item.lane]
         )
         return begin, end
