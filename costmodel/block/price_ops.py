@@ -36,7 +36,7 @@ from meshwright.costmodel.ops.routing import (
     routed,
 )
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_apart
 from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
@@ -198,7 +198,7 @@ class Walk(Trace):
         self.flops += local.flops
         beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
         if step.op_class is not OpClass.VIEW:
-            operands = sum([i.nbytes for i in local.inputs if not i.is_param])
+            operands = self._operand_bytes(step, local)
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
@@ -218,6 +218,18 @@ class Walk(Trace):
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+
+    def _operand_bytes(self, step: OpStep, local: LocalOp) -> int:
+        """Of what an op reads, what counts nowhere else: parameters are there at any time, and so is
+        the batch, where the op reads it as it was given."""
+        found, (places, _) = 0, step.places
+        for name, where, operand, given in zip(
+            step.op.inputs, places, step.inputs, local.inputs, strict=True
+        ):
+            is_moved = self.normal(where) != self.normal(self.placed.get(name, {}))
+            is_batch = self._tensor(name).kind is Kind.INPUT and not (is_moved or operand.is_cast)
+            found += given.nbytes * (not given.is_param and not is_batch)
+        return found
 
     def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
         """What our way of computing the op keeps in place of its results, and has at once beside

@@ -216,9 +216,10 @@ def _cells_temporaries(
             state, read = gates * one.cells * one.width, gates * one.cells * one.given
             bias, after = gates * one.cells * biases, stored * one.projection
             made, back = width * gates * one.gated, width * one.steps * one.samples * one.given
+            turned = width * one.projection * casts
             gone = (width * freed + (stored - width) * _WIDE * has_state) * one.gated
-            gone += width * one.steps * one.projection * casts
-            adds = (min(3, one.steps) - 1) * max(after, width * state)
+            gone += one.steps * turned
+            adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
             most = max(most, done + after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
             done += after + stored * (state + bias) - gone
