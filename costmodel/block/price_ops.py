@@ -220,8 +220,8 @@ class Walk(Trace):
             self.workspace = max(self.workspace, there + ahead)
 
     def _operand_bytes(self, step: OpStep, local: LocalOp) -> int:
-        """Of what an op reads, what counts nowhere else: parameters are there at any time, and so is
-        the batch, where the op reads it as it was given."""
+        """Of what an op reads, what counts nowhere else: parameters are there at any time, and so
+        is the batch, where the op reads it as it was given."""
         found, (places, _) = 0, step.places
         for name, where, operand, given in zip(
             step.op.inputs, places, step.inputs, local.inputs, strict=True

@@ -204,9 +204,7 @@ def passage(tables: CostTables, found: Borders, spot: BlockSpot) -> Passage:
     return known[key]
 
 
-def border(
-    tables: CostTables, plan: Plan, index: int, *, back: bool = False
-) -> tuple[float, int]:
+def border(tables: CostTables, plan: Plan, index: int, *, back: bool = False) -> tuple[float, int]:
     """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next;
     `back`: of the gradients of that, which come back."""
     if index + 1 >= len(plan.stages):

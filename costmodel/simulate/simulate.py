@@ -186,11 +186,13 @@ def _times(
         ),
         pairs=_pairs(table, stages),
         overlaps=tuple(s.overlap for s in stages),
-        lanes_s=tuple([
-            seconds
-            for s in stages
-            for seconds in (s.send_s, s.send_s if s.back_s is None else s.back_s)
-        ]),
+        lanes_s=tuple(
+            [
+                seconds
+                for s in stages
+                for seconds in (s.send_s, s.send_s if s.back_s is None else s.back_s)
+            ]
+        ),
         offload_s=tuple(s.offload_s for s in stages),
         processes=tuple(s.processes for s in stages),
         blocks=any(s.blocks for s in stages),

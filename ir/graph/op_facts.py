@@ -192,8 +192,8 @@ class OpFacts:
     """Bytes that torch's kernel on CPUs keeps inside for the backward, beside operands and its
     first result, where a trace cannot ask it; None for a call that another kernel computes."""
     cpu_casts: CountCast | None = None
-    """Bytes that torch keeps inside of it on CPUs where autocast casts what it reads, and it is many
-    calls; without it, what `narrows` says."""
+    """Bytes that torch keeps inside of it on CPUs where autocast casts what it reads, and it is
+    many calls; without it, what `narrows` says."""
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

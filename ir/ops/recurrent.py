@@ -188,7 +188,8 @@ def _cells_cast(op: Op, part: CallPart, inside: int, *, has_state: bool = True) 
     if part.stored <= part.width or not passes:
         return inside
     wide = _WIDE * has_state * sum([one.gated for one in passes])
-    turned = sum([one.steps * one.projection for one in passes])
+    # One of these counts as what the op keeps of the weight.
+    turned = sum([(one.steps - 1) * one.projection for one in passes])
     narrow = inside * part.width // part.stored
     return narrow + (part.stored - part.width) * wide + part.width * turned
 
@@ -218,7 +219,7 @@ def _cells_temporaries(
             made, back = width * gates * one.gated, width * one.steps * one.samples * one.given
             turned = width * one.projection * casts
             gone = (width * freed + (stored - width) * _WIDE * has_state) * one.gated
-            gone += one.steps * turned
+            gone += (one.steps - 1) * turned
             adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
             most = max(most, done + after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.

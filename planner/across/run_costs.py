@@ -383,9 +383,7 @@ class RunCosts:
             ]  # fmt: skip
         return self._held[key]
 
-    def borders(
-        self, at: At, link: Link | None, *, back: bool = False
-    ) -> tuple[Matrix, Matrix]:
+    def borders(self, at: At, link: Link | None, *, back: bool = False) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The
         stage on the other side is taken to have the same layouts. Of a stack that sends parts of
         what ranks have alike, no less than the parts. `back`: of the gradients of that."""
