@@ -35,7 +35,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class OneWay:
     """One rank's part of what crosses a border in one direction."""
 
     whole_bytes: int = 0
@@ -51,9 +51,9 @@ class Borders:
     """Of one stage."""
 
     changes: tuple[_Change, ...]
-    ahead: Parts
+    ahead: OneWay
     """Of what leaves."""
-    back: Parts
+    back: OneWay
     """Of the gradients of that: not all values have one."""
 
 
@@ -100,16 +100,16 @@ def _of_stage(
     leaving = {name: c.layout for name, c in crossing.items() if c.leaves(index)}
     trained = {n: layout for n, layout in leaving.items() if tables.graph.tensors[n].requires_grad}
     changes = tuple(_changes(tables, plan, index, crossing, named))
-    return Borders(changes, *[_parts(tables, each, model) for each in (leaving, trained)])
+    return Borders(changes, *[_one_way(tables, each, model) for each in (leaving, trained)])
 
 
-def _parts(tables: CostTables, leaving: Mapping[str, Where], model: ModelMesh) -> Parts:
+def _one_way(tables: CostTables, leaving: Mapping[str, Where], model: ModelMesh) -> OneWay:
     whole = fixed = alike = 0
     for name, layout in leaving.items():
         of_batch, beside = _part(tables, name, layout, model)
         whole, fixed = whole + of_batch, fixed + beside
         alike += of_batch * (not isinstance(layout.get(_TENSOR, R), Shard))
-    return Parts(whole, fixed, alike)
+    return OneWay(whole, fixed, alike)
 
 
 def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def border(tables: CostTables, plan: Plan, index: int, *, back: bool = False) ->
     if index + 1 >= len(plan.stages):
         return 0.0, 0
     source, target = plan.stages[index], plan.stages[index + 1]
-    found = _parts_of(tables, plan, index, back)
+    found = _one_way_of(tables, plan, index, back)
     if source.devices == target.devices or not found.whole_bytes + found.fixed_bytes:
         return 0.0, 0
     busiest = _busiest(plan, source, target)
@@ -229,7 +229,7 @@ def border(tables: CostTables, plan: Plan, index: int, *, back: bool = False) ->
     return slowest, round(sent)
 
 
-def _parts_of(tables: CostTables, plan: Plan, index: int, back: bool) -> Parts:
+def _one_way_of(tables: CostTables, plan: Plan, index: int, back: bool) -> OneWay:
     found = borders(tables, plan)[index]
     return found.back if back else found.ahead
 
@@ -242,7 +242,7 @@ def handed_bytes(tables: CostTables, plan: Plan, index: int, *, back: bool = Fal
     source, target = plan.stages[index], plan.stages[index + 1]
     if source.devices != target.devices:
         return 0
-    found = _parts_of(tables, plan, index, back)
+    found = _one_way_of(tables, plan, index, back)
     return round(found.whole_bytes * _busiest(plan, source, target) + found.fixed_bytes)
 
 
