@@ -107,7 +107,7 @@ class CostTables:
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._preludes: dict[object, PreludeCost] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}
-        self._borders: dict[int, tuple[int, int]] = {}
+        self._borders: dict[tuple[int, bool], tuple[int, int]] = {}
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.memos = Memos()
@@ -355,22 +355,23 @@ class CostTables:
             self._preludes[key] = price_prelude(self.facts, layout, needed, site)
         return self._preludes[key]
 
-    def border_bytes(self, block: int) -> tuple[int, int]:
+    def border_bytes(self, block: int, *, back: bool = False) -> tuple[int, int]:
         """What crosses into block number `block`: bytes of one global batch, and bytes that do not
-        depend on the batch."""
-        if block not in self._borders:
+        depend on the batch; `back`: of the gradients of that."""
+        key = block, back
+        if key not in self._borders:
             before = {n for b in self.graph.blocks[:block] for n in b.outputs}
             after = {n for b in self.graph.blocks[block:] for n in b.inputs}
             crossing = [self.graph.tensors[n] for n in sorted(before & after)]
             sizes = {t: t.numel * DTYPE_BYTES[self.facts.dtypes[t.name]] for t in crossing
-                     if t.kind is Kind.ACTIVATION}  # fmt: skip
+                     if t.kind is Kind.ACTIVATION and (t.requires_grad or not back)}  # fmt: skip
             batch = self.graph.batch_size
             split = {t for t in sizes if any(size and size % batch == 0 for size in t.shape)}
-            self._borders[block] = (
+            self._borders[key] = (
                 sum(sizes[t] for t in split),
                 sum(size for t, size in sizes.items() if t not in split),
             )
-        return self._borders[block]
+        return self._borders[key]
 
 
 def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:

@@ -132,6 +132,8 @@ def _times(
         forward_s=model.forward_s,
         backward_s=model.backward_s,
         send_s=costs.send_s,
+        back_s=costs.back_s,
+        is_silent=costs.is_silent,
         saved_bytes=costs.cost.saved_bytes + costs.border_bytes,
         processes=costs.processes,
         programs=model.programs,

@@ -36,7 +36,7 @@ from meshwright.costmodel.ops.routing import (
     routed,
 )
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_apart
 from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
@@ -198,7 +198,7 @@ class Walk(Trace):
         self.flops += local.flops
         beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
         if step.op_class is not OpClass.VIEW:
-            operands = sum([i.nbytes for i in local.inputs if not i.is_param])
+            operands = self._operand_bytes(step, local)
             # In backward the gradients of gathered parameters take the same room.
             beside = sum([elements[value] * width for value, width in step.gathered])
             beside += inside_bytes(local, at_once=True)
@@ -214,10 +214,22 @@ class Walk(Trace):
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         self.rooms.append(OpRoom(beside + later, least, before and beside + before))
-        self._save(step, kept, own and own[0])
+        self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+
+    def _operand_bytes(self, step: OpStep, local: LocalOp) -> int:
+        """Of what an op reads, what counts nowhere else: parameters are there at any time, and so
+        is the batch, where the op reads it as it was given."""
+        found, (places, _) = 0, step.places
+        for name, where, operand, given in zip(
+            step.op.inputs, places, step.inputs, local.inputs, strict=True
+        ):
+            is_moved = self.normal(where) != self.normal(self.placed.get(name, {}))
+            is_batch = self._tensor(name).kind is Kind.INPUT and not (is_moved or operand.is_cast)
+            found += given.nbytes * (not given.is_param and not is_batch)
+        return found
 
     def _own_bytes(self, step: OpStep, local: LocalOp) -> tuple[int, int] | None:
         """What our way of computing the op keeps in place of its results, and has at once beside
@@ -476,6 +488,13 @@ class Walk(Trace):
             return None
         return count(step.op, [self.local.shapes[i.value] for i in step.inputs], step.dtype)
 
+    def _cast_inside(self, step: OpStep, local: LocalOp, inside: int) -> int:
+        """Of `inside` bytes that the op keeps as it was traced, those that it keeps as it runs."""
+        count = facts(step.op.target).cpu_casts
+        if count is None or self.site.device.kind != "cpu" or not self.facts.is_narrow(step.op):
+            return inside
+        return count(step.op, self._part(step, local), inside)
+
     def _save_result(self, op: Op) -> None:
         """An op keeps its first result."""
         name = op.outputs[0]
@@ -492,7 +511,7 @@ class Walk(Trace):
         made = any(roots[kept.name] not in read for kept in step.kept)
         return made or self._inside_bytes(step.op) > 0
 
-    def _save(self, step: OpStep, inside: int, own: int | None) -> None:
+    def _save(self, step: OpStep, local: LocalOp, inside: int, own: int | None) -> None:
         """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
         inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
@@ -516,7 +535,7 @@ class Walk(Trace):
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
         elif inside and step.has_gradient:
-            self.saved[op.name, "extra", ()] = inside
+            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside)
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

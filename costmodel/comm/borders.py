@@ -35,16 +35,26 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
+class OneWay:
+    """One rank's part of what crosses a border in one direction."""
+
+    whole_bytes: int = 0
+    """For one global batch on one data parallel rank."""
+    fixed_bytes: int = 0
+    """The same of what does not depend on the batch."""
+    alike_bytes: int = 0
+    """Of `whole_bytes`, what ranks of tensor parallelism have alike."""
+
+
+@dataclass(frozen=True, slots=True)
 class Borders:
     """Of one stage."""
 
     changes: tuple[_Change, ...]
-    whole_bytes: int
-    """One rank's part of what leaves, for one global batch on one data parallel rank."""
-    fixed_bytes: int
-    """The same of what does not depend on the batch."""
-    alike_bytes: int = 0
-    """Of `whole_bytes`, what ranks of tensor parallelism have alike."""
+    ahead: OneWay
+    """Of what leaves."""
+    back: OneWay
+    """Of the gradients of that: not all values have one."""
 
 
 _last: Memo[None, tuple[Plan, tuple[Borders, ...]]] = Memo()
@@ -87,16 +97,19 @@ def _of_stage(
     named: Mapping[str, BlockLayout],
 ) -> Borders:
     model = plan.stages[index].model
-    parts = [_part(tables, n, c.layout, model) for n, c in crossing.items() if c.leaves(index)]
-    whole, fixed = (sum(column) for column in zip(*parts, (0, 0), strict=True))
-    leaving = [c.layout for c in crossing.values() if c.leaves(index)]
-    alike = [
-        part[0]
-        for part, layout in zip(parts, leaving, strict=True)
-        if not isinstance(layout.get(_TENSOR, R), Shard)
-    ]
+    leaving = {name: c.layout for name, c in crossing.items() if c.leaves(index)}
+    trained = {n: layout for n, layout in leaving.items() if tables.graph.tensors[n].requires_grad}
     changes = tuple(_changes(tables, plan, index, crossing, named))
-    return Borders(changes, whole, fixed, sum(alike))
+    return Borders(changes, *[_one_way(tables, each, model) for each in (leaving, trained)])
+
+
+def _one_way(tables: CostTables, leaving: Mapping[str, Where], model: ModelMesh) -> OneWay:
+    whole = fixed = alike = 0
+    for name, layout in leaving.items():
+        of_batch, beside = _part(tables, name, layout, model)
+        whole, fixed = whole + of_batch, fixed + beside
+        alike += of_batch * (not isinstance(layout.get(_TENSOR, R), Shard))
+    return OneWay(whole, fixed, alike)
 
 
 def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tuple[int, int]:
@@ -111,11 +124,11 @@ def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tup
 
 
 def part_bytes(
-    tables: CostTables, layouts: Mapping[str, BlockLayout]
+    tables: CostTables, layouts: Mapping[str, BlockLayout], *, back: bool = False
 ) -> tuple[tuple[int, int], ...]:
     """What crosses into each block if a stage begins there: one rank's part for a global batch,
     and what does not depend on the batch. `layouts`: by pattern, those of the stages on both sides,
-    whose model meshes are equal."""
+    whose model meshes are equal. `back`: of the gradients of that."""
     blocks = tables.graph.blocks
     made: dict[str, tuple[int, Where]] = {}
     read: dict[str, list[tuple[int, Where]]] = {}
@@ -128,6 +141,8 @@ def part_bytes(
             made[name] = index, where
     found = [(0, 0)] * len(blocks)
     for name, (home, where) in made.items():
+        if back and not tables.graph.tensors[name].requires_grad:
+            continue
         readers = read.get(name, [])
         for border in range(home + 1, max((r for r, _ in readers), default=home) + 1):
             alike = all(same_on_model(where, w) for r, w in readers if r >= border)
@@ -189,12 +204,13 @@ def passage(tables: CostTables, found: Borders, spot: BlockSpot) -> Passage:
     return known[key]
 
 
-def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
-    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next."""
+def border(tables: CostTables, plan: Plan, index: int, *, back: bool = False) -> tuple[float, int]:
+    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next;
+    `back`: of the gradients of that, which come back."""
     if index + 1 >= len(plan.stages):
         return 0.0, 0
     source, target = plan.stages[index], plan.stages[index + 1]
-    found = borders(tables, plan)[index]
+    found = _one_way_of(tables, plan, index, back)
     if source.devices == target.devices or not found.whole_bytes + found.fixed_bytes:
         return 0.0, 0
     busiest = _busiest(plan, source, target)
@@ -213,15 +229,20 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
     return slowest, round(sent)
 
 
-def handed_bytes(tables: CostTables, plan: Plan, index: int) -> int:
+def _one_way_of(tables: CostTables, plan: Plan, index: int, back: bool) -> OneWay:
+    found = borders(tables, plan)[index]
+    return found.back if back else found.ahead
+
+
+def handed_bytes(tables: CostTables, plan: Plan, index: int, *, back: bool = False) -> int:
     """Returns what stage `index` hands to the next one of one micro-batch where the same ranks have
-    both: it goes nowhere."""
+    both: it goes nowhere; `back`: the gradients of that, which it gets."""
     if not 0 <= index < len(plan.stages) - 1:
         return 0
     source, target = plan.stages[index], plan.stages[index + 1]
     if source.devices != target.devices:
         return 0
-    found = borders(tables, plan)[index]
+    found = _one_way_of(tables, plan, index, back)
     return round(found.whole_bytes * _busiest(plan, source, target) + found.fixed_bytes)
 
 

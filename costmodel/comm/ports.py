@@ -42,7 +42,5 @@ class Ports:
         item = self._table.items[position]
         source, target = self._table.pairs[item.pair]
         begin = max(ready, self._sending[source], self._getting[target])
-        end = self._sending[source] = self._getting[target] = (
-            begin + self._times.send_s[item.border]
-        )
+        end = self._sending[source] = self._getting[target] = begin + self._times.lanes_s[item.lane]
         return begin, end

@@ -168,9 +168,10 @@ def _between_stages(
 ) -> Iterator[Sent]:
     """Outputs to the next stage, gradients of what has come to the one before."""
     times, stages = plan.num_microbatches, plan.stages
+    back_s, back_bytes = border(tables, plan, index - 1, back=True) if index else (0.0, 0)
     for other, nbytes, seconds in (
         (index + 1, costs.border_bytes, costs.send_s),
-        (index - 1, costs.entry_bytes, border(tables, plan, index - 1)[0] if index else 0.0),
+        (index - 1, back_bytes, back_s),
     ):
         if not 0 <= other < len(stages) or not nbytes:
             continue

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from statistics import mean
+from typing import TypeVar
 
 from meshwright.costmodel.comm.volume import Walked, stage_traffic
 from meshwright.costmodel.cost_cache import CostTables
@@ -41,6 +42,7 @@ KIND_NAMES = {F: "F", B: "B", I: "I", W: "W", B + LAST: "B last", W + LAST: "W l
 RISES = {"B": (False, False), "B first": (True, False), "B last": (False, True),
          "B first last": (True, True)}  # fmt: skip
 """Name -> whether it is the first and the last backward of its stage in a step."""
+N = TypeVar("N", int, float)
 
 
 def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> Detail:
@@ -132,13 +134,16 @@ def _stage(
     collectives: dict[str, float],
     pairs: dict[str, float],
 ) -> StageDetail:
-    held = found.models[index].memory
+    held, costs = found.models[index].memory, found.costs[index]
     there = stays(held, found.stepped.timeline.table, index)
     return StageDetail(
         actions=actions,
         saved_bytes=0 if held.slots else held.saved,
         entry_bytes=held.entry,
         border_bytes=held.border,
+        entry_back_bytes=_where_other(held.entry_back, held.entry),
+        border_back_bytes=_where_other(held.border_back, held.border),
+        back_s=_where_other(_short(costs.back_s), _short(costs.send_s)),
         sent_bytes=held.sent,
         shared_bytes=held.shared,
         kept_bytes=held.kept_saved,
@@ -151,6 +156,10 @@ def _stage(
         collectives=collectives,
         pairs=pairs,
     )
+
+
+def _where_other(figure: N, usual: N) -> N | None:
+    return None if figure == usual else figure
 
 
 def _actions(timeline: Timeline) -> list[dict[str, float]]:

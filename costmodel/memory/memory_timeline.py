@@ -193,9 +193,7 @@ def most_under_way(table: Table, rank: int, stages: Sequence[Holding]) -> int:
 
 def _message_bytes(own: Sequence[Holding]) -> tuple[int, ...]:
     """What each message that `Moment.messages` counts takes."""
-    sizes = [
-        UnderWay(stage.entry, stage.border, stage.sent, stage.entry, stage.shared) for stage in own
-    ]
+    sizes = [UnderWay(s.entry, s.border_back, s.sent, s.entry_back, s.shared) for s in own]
     return tuple(chain.from_iterable(sizes))
 
 

@@ -76,4 +76,4 @@ def _backward(stage: StageMemory, first: bool, last: bool) -> Iterator[Stretch]:
         gradients, activations, moving, _ = own[-1]
         freed = Bytes(gradients, activations - stage.blocks[index].saved, moving)
     # The gradient that it sends back goes when both are over.
-    yield Stretch(found, freed.plus(Bytes(communication=stage.entry)))
+    yield Stretch(found, freed.plus(Bytes(communication=stage.entry_back)))

@@ -77,6 +77,10 @@ class Holding(Protocol):
     @property
     def sent(self) -> int: ...
     @property
+    def border_back(self) -> int: ...
+    @property
+    def entry_back(self) -> int: ...
+    @property
     def shared(self) -> int: ...
     @property
     def always(self) -> Bytes: ...
@@ -158,9 +162,13 @@ class StageMemory:
     summed: int = 0
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
-    """Of a message to the next stage, or back; of what goes nowhere where that is on its rank."""
+    """Of a message to the next stage; of what goes nowhere where that is on its rank."""
     entry: int
-    """Of one from the stage before, or back."""
+    """Of one from the stage before."""
+    border_back: int
+    """Of the gradients that come back from the next stage."""
+    entry_back: int
+    """Of those that go back to the stage before."""
     shared: int = 0
     """Of what it saves of that, what the stage before on its rank has saved too: one memory, which
     is no part of `saved`."""
@@ -442,7 +450,7 @@ class StageMemory:
             if copied:
                 workspace += sum([group.copies for group in copied])
             if index == len(self.blocks) - 1 and not second:
-                workspace = max(workspace, self.border)  # the gradient that has come
+                workspace = max(workspace, self.border_back)  # the gradient that has come
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))

@@ -45,7 +45,7 @@ class _Blocking:
         self.per_s = moments_per_s(times)
 
     def run(self) -> Ran:
-        table, send_s = self.table, self.times.send_s
+        table, lanes_s = self.table, self.times.lanes_s
         ranks = [self._run(rank) for rank in range(len(table.rows))]
         busy = list(self.times.offsets)
         left = sum([next(rank, True) is None for rank in ranks])
@@ -54,7 +54,7 @@ class _Blocking:
             item = table.items[position]
             ends = table.pairs[item.pair]
             begun = max(time, *(busy[end] for end in ends))
-            time = begun + send_s[item.border]
+            time = begun + lanes_s[item.lane]
             what = str(table.action(position))
             self.ran.log.append(Logged(ends[1], "message", what, begun, time))
             for end in ends:

@@ -32,8 +32,9 @@ class Item(NamedTuple):
     microbatch: int
     source: int
     """Position of the action of another rank whose message it needs; -1 if there is none."""
-    border: int
-    """That message crosses between this stage and the next."""
+    lane: int
+    """The way of that message: twice the stage before the border that it crosses, and 1 more for a
+    gradient, which goes back."""
     pair: int
     """Number of the ordered pair of ranks that the message goes between."""
 
@@ -69,9 +70,9 @@ class Table:
 
     @cached_property
     def routes(self) -> tuple[tuple[int, int, int], ...]:
-        """Of the message that each action needs: its source and target rank, and the border."""
+        """Of the message that each action needs: its source and target rank, and the way."""
         return tuple([
-            (self.pairs[item.pair][0] if item.pair >= 0 else -1, item.rank, item.border)
+            (self.pairs[item.pair][0] if item.pair >= 0 else -1, item.rank, item.lane)
             for item in self.items
         ])  # fmt: skip
 
@@ -116,22 +117,24 @@ class Table:
         return Action(item.stage, WORK_OF[item.kind & (LAST - 1)], item.microbatch)
 
 
-_KEPT: dict[int, Table] = {}
+_KEPT: dict[tuple[int, frozenset[int]], Table] = {}
 _MOST = 128
 
 
-def table_of(schedule: Schedule) -> Table:
-    """The table of a schedule. The last ones asked for are kept."""
-    found = _KEPT.get(id(schedule))
+def table_of(schedule: Schedule, silent: frozenset[int] = frozenset()) -> Table:
+    """The table of a schedule. The last ones asked for are kept. `silent`: stages that send to the
+    next one what has no gradient: their backwards wait for none."""
+    key = id(schedule), silent
+    found = _KEPT.get(key)
     if found is None:
         while len(_KEPT) >= _MOST:
             del _KEPT[next(iter(_KEPT))]
         # The table holds its schedule, so that nothing else can get its id meanwhile.
-        found = _KEPT[id(schedule)] = _compile(schedule)
+        found = _KEPT[key] = _compile(schedule, silent)
     return found
 
 
-def _compile(schedule: Schedule) -> Table:
+def _compile(schedule: Schedule, silent: frozenset[int]) -> Table:
     num_stages, count = schedule.num_stages, schedule.num_microbatches
     owners = [0] * num_stages
     rows: list[list[tuple[int, int, int]]] = []
@@ -140,7 +143,7 @@ def _compile(schedule: Schedule) -> Table:
         for stage, _, _ in coded:
             owners[stage] = rank
         rows.append(_marked(coded))
-    return _Compiler(schedule, rows, owners, count).table()
+    return _Compiler(schedule, rows, owners, count, silent).table()
 
 
 def _marked(row: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -170,8 +173,10 @@ class _Compiler:
         rows: list[list[tuple[int, int, int]]],
         owners: list[int],
         count: int,
+        silent: frozenset[int],
     ) -> None:
         self.schedule, self.rows, self.owners, self.count = schedule, rows, owners, count
+        self.silent = silent
         self.last = len(owners) - 1
         self.heads = [0] * len(rows)
         self.items: list[Item] = []
@@ -213,7 +218,7 @@ class _Compiler:
         positions, items, made = self.positions[rank], self.items, self.made
         while head < len(row):
             stage, kind, microbatch = row[head]
-            source, border, pair = -1, -1, -1
+            source, lane, pair = -1, -1, -1
             if (rank, head) in self.paired:
                 if not self._can_begin(rank, head):
                     break
@@ -221,13 +226,13 @@ class _Compiler:
             # The order of its own row covers the rest (`check_schedule`).
             backward = kind & 3 in (B, I)
             forward = kind in (F, K)
-            if (forward and stage) or (backward and stage < self.last):
+            if (forward and stage) or (backward and self._gets_gradients(stage)):
                 need = 2 * (stage * self.count + microbatch) + backward
                 found = made.get(need, -1)
                 if found < 0:
                     self.waiting[need] = rank
                     break
-                border = stage if backward else stage - 1
+                lane = 2 * stage + 1 if backward else 2 * (stage - 1)
                 sender = self.owners[stage + 1 if backward else stage - 1]
                 if sender != rank:
                     source = found
@@ -239,15 +244,18 @@ class _Compiler:
                 if met in self.waiting:
                     ready.append(self.waiting.pop(met))
             positions.append(len(items))
-            items.append(Item(rank, stage, kind, microbatch, source, border, pair))
+            items.append(Item(rank, stage, kind, microbatch, source, lane, pair))
             head += 1
         self.heads[rank] = head
+
+    def _gets_gradients(self, stage: int) -> bool:
+        return stage < self.last and stage not in self.silent
 
     def _can_begin(self, rank: int, head: int) -> bool:
         """Whether both actions of a pair have what they need; else the rank waits for that."""
         for stage, kind, microbatch in self.rows[rank][head : head + 2]:
             backward = kind & 3 in (B, I)
-            if (stage < self.last) if backward else stage:
+            if self._gets_gradients(stage) if backward else stage:
                 need = 2 * (stage * self.count + microbatch) + backward
                 if need not in self.made:
                     self.waiting[need] = rank

@@ -196,7 +196,7 @@ class _Events:
         """Goes when it has been both asked for and made."""
         if not self.ports.met(position):
             return
-        if self.times.send_s[self.table.items[position].border]:
+        if self.times.lanes_s[self.table.items[position].lane]:
             turn = self.ports.turn_s(self.now)
             heappush(self.real, (turn, position, _SEND, position, self.now))
         else:

@@ -85,7 +85,12 @@ def replay(plan: Plan, *, messages: bool = False) -> Replay:
 
 def _from_detail(kept: StageDetail, predicted: StagePrediction) -> StageTimes:
     pairs = {int(stage): HiddenTogether(whole_s=seconds) for stage, seconds in kept.pairs.items()}
-    return replace(_times(kept.actions, predicted, kept.saved_bytes), together=pairs)
+    return replace(
+        _times(kept.actions, predicted, kept.saved_bytes),
+        together=pairs,
+        back_s=kept.back_s,
+        is_silent=predicted.send_s > 0 and kept.border_back_bytes == 0,
+    )
 
 
 def _from_stage(predicted: StagePrediction) -> StageTimes:
@@ -118,6 +123,8 @@ class _Kept:
         self.always, self.begun = _bytes(kept.always), _bytes(kept.begun)
         self.saved, self.halved = kept.saved_bytes, kept.halved_bytes
         self.entry, self.border, self.sent = kept.entry_bytes, kept.border_bytes, kept.sent_bytes
+        self.entry_back = _known(kept.entry_back_bytes, self.entry)
+        self.border_back = _known(kept.border_back_bytes, self.border)
         self.shared = kept.shared_bytes
         self.forward, self.halving = _bytes(kept.rises["F"]), _bytes(kept.rises["I"])
         self.kept_saved = kept.kept_bytes
@@ -143,6 +150,10 @@ class _Kept:
         if not second or own not in self._rises:  # a plan from before may lack second halves
             own = " ".join(["B", *words])
         return _bytes(self._rises[own])
+
+
+def _known(nbytes: int | None, otherwise: int) -> int:
+    return otherwise if nbytes is None else nbytes
 
 
 def _bytes(moving: Moving) -> Bytes:

@@ -43,7 +43,7 @@ class _Ahead:
             self.met[row[0]] = offset
 
     def run(self) -> Ran:
-        table, send_s = self.table, self.times.send_s
+        table, lanes_s = self.table, self.times.lanes_s
         run = self._run_units if table.together else self._run
         ranks = [run(rank) for rank in range(len(table.rows))]
         sending, getting = [0.0] * len(ranks), [0.0] * len(ranks)
@@ -52,8 +52,8 @@ class _Ahead:
         ready, arrived, waits_at, routes = self.ready, self.arrived, self.waits_at, table.routes
         while ready:
             _, position, time = heappop(ready)
-            source, target, border = routes[position]
-            if seconds := send_s[border]:
+            source, target, lane = routes[position]
+            if seconds := lanes_s[lane]:
                 if sending[source] > time:
                     time = sending[source]
                 if getting[target] > time:

@@ -59,7 +59,11 @@ class StageTimes:
     again_s: float = 0.0
     """Of `backward_s` and `backward_input_s`: making again what the forward did not keep."""
     send_s: float = 0.0
-    """Its outputs to the next stage, and as long for their gradients back."""
+    """Its outputs to the next stage."""
+    back_s: float | None = None
+    """The gradients of these back; None: as long."""
+    is_silent: bool = False
+    """No gradients come back of what it sends: its backwards wait for none."""
     saved_bytes: int = 0
     """Held from the start of a forward to the end of its (whole) backward."""
     processes: int = 1
@@ -122,7 +126,8 @@ def simulate(
     starts. `talking`: share of a core that a process needs to communicate. `detail`: keep a log of
     everything, for people.
     """
-    table = table_of(schedule)
+    silent = frozenset([index for index, stage in enumerate(stages) if stage.is_silent])
+    table = table_of(schedule, silent)
     if len(table.owners) != len(stages):
         raise PlanError(
             f"schedule {schedule.name!r} has {len(table.owners)} stages, the costs {len(stages)}"
@@ -181,7 +186,13 @@ def _times(
         ),
         pairs=_pairs(table, stages),
         overlaps=tuple(s.overlap for s in stages),
-        send_s=tuple(s.send_s for s in stages),
+        lanes_s=tuple(
+            [
+                seconds
+                for s in stages
+                for seconds in (s.send_s, s.send_s if s.back_s is None else s.back_s)
+            ]
+        ),
         offload_s=tuple(s.offload_s for s in stages),
         processes=tuple(s.processes for s in stages),
         blocks=any(s.blocks for s in stages),

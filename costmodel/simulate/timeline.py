@@ -13,14 +13,15 @@ from meshwright.ir.plan.schedule import Action
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Everything that times depend on; per stage but for the last three."""
+    """Everything that times depend on; per stage but for ways and the last three."""
 
     programs: tuple[tuple[Program, ...], ...]
     """By kind of action."""
     pairs: Mapping[tuple[int, int], Program]
     """(NUM_KINDS * stage + kind of each) -> what two actions do that run together."""
     overlaps: tuple[Overlap, ...]
-    send_s: tuple[float, ...]
+    lanes_s: tuple[float, ...]
+    """Of a message, by `Item.lane`: two of each stage."""
     offload_s: tuple[float, ...]
     processes: tuple[int, ...]
     cores: float

@@ -45,6 +45,12 @@ class StageCosts:
     """The same of the stage before."""
     shared_bytes: int
     """Of that, what both have saved: one memory."""
+    back_s: float
+    """Of a message with the gradients of what was sent."""
+    border_back_bytes: int
+    """Gradients that come back from the next stage, of one micro-batch, whoever has that."""
+    entry_back_bytes: int
+    """The same that go back to the stage before."""
     processes: int
     hidden: tuple[Hidden, ...] = ()
     """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
@@ -56,6 +62,16 @@ class StageCosts:
     """Whether one steps the optimizer, and scales gradients as it reads them."""
     host: HostShare | None = None
     """What the device has of its host; None: it is its host."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it sends something to the next stage, and no gradient comes back."""
+        return self.border_bytes > 0 and not self.border_back_bytes
+
+
+def silent_borders(costs: Sequence[StageCosts]) -> frozenset[int]:
+    """Stages to which nothing comes back of what they send."""
+    return frozenset([index for index, stage in enumerate(costs) if stage.is_silent])
 
 
 def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
@@ -128,7 +144,10 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     )
     send_s, sent = border(tables, plan, index)
     between = borders(tables, plan)[index]
-    entered = border(tables, plan, index - 1)[1] if index else 0
+    back_s, sent_back = border(tables, plan, index, back=True)
+    entered = left = 0
+    if index:
+        entered, left = [border(tables, plan, index - 1, back=back)[1] for back in (False, True)]
     taken = handed_bytes(tables, plan, index - 1)
     return StageCosts(
         cost=cost,
@@ -144,6 +163,9 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         handed_bytes=handed_bytes(tables, plan, index),
         taken_bytes=taken,
         shared_bytes=_shared_bytes(tables, plan, index, spot, taken) if taken else 0,
+        back_s=back_s,
+        border_back_bytes=sent_back + handed_bytes(tables, plan, index, back=True),
+        entry_back_bytes=left + handed_bytes(tables, plan, index - 1, back=True),
         processes=len(stage.devices),
         hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
         cuts=cuts,

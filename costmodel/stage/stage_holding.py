@@ -66,6 +66,8 @@ def stage_memory_of(
         ], default=0),
         border=costs.border_bytes + costs.handed_bytes,
         entry=costs.entry_bytes + costs.taken_bytes,
+        border_back=costs.border_back_bytes,
+        entry_back=costs.entry_back_bytes,
         shared=costs.shared_bytes,
         sent_as_kept=_sent_as_kept(costs),
         blocks=_block_memories(costs, habits.keeps_sent),

@@ -87,6 +87,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     key = (
         id(costs.cost), parts, stage.prefetch, costs.spot,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
+        costs.border_back_bytes, costs.entry_back_bytes,
         costs.handed_bytes, costs.taken_bytes, costs.shared_bytes,
         costs.packs, costs.updates, bool(costs.cuts),
     )  # fmt: skip

@@ -38,6 +38,8 @@ CountOwn = Callable[[Op, Sequence[Shape], int, str], tuple[int, int] | None]
 """From an op, the shapes of a rank's operands, the width of a value and the kind of device."""
 CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
+CountCast = Callable[[Op, "CallPart", int], int]
+"""From an op, a rank's part of a call, and bytes that it keeps inside where nothing is cast."""
 CountInner = Callable[[Op, Graph], "tuple[InnerPass, InnerPass]"]
 CountShared = Callable[[Op, "CallPart"], tuple[int, int]]
 """Bytes."""
@@ -189,6 +191,9 @@ class OpFacts:
     cpu_keeps: CountOnCpu | None = None
     """Bytes that torch's kernel on CPUs keeps inside for the backward, beside operands and its
     first result, where a trace cannot ask it; None for a call that another kernel computes."""
+    cpu_casts: CountCast | None = None
+    """Bytes that torch keeps inside of it on CPUs where autocast casts what it reads, and it is
+    many calls; without it, what `narrows` says."""
     own_bytes: CountOwn | None = None
     """Bytes that our way of computing it keeps for the backward in place of its results, and the
     most that it has at once beside these; None for a call that is computed as torch does."""

@@ -62,6 +62,8 @@ def _cell_flops(args: Args, of: ShapeOf, out: Shape) -> int:
 
 _PAGE, _LINE = 4096, 64
 _LSTM_GATES = 4
+_WIDE = 2
+"""Of each value of its gates, values that an LSTM makes of its state: that, and its tangent."""
 _ONEDNN = frozenset({"float32", "bfloat16"})
 """What oneDNN's LSTMs are called for; float16 needs a CPU that few have."""
 _FLOAT = 4
@@ -178,15 +180,34 @@ def _cells_inside(gates: int, op: Op, part: CallPart) -> int:
     return inside * part.width
 
 
-def _cells_temporaries(gates: int, freed: int, op: Op, part: CallPart) -> int:
+def _cells_cast(op: Op, part: CallPart, inside: int, *, has_state: bool = True) -> int:
+    """What all steps keep where autocast casts what linear layers read: of each value of a gate,
+    the state and what is made of it stay wide in an LSTM (`has_state`); the weight of a projection
+    is turned for each step, and what was turned is cast anew."""
+    passes = [one for layer in _by_cells(op, part) for one in layer]
+    if part.stored <= part.width or not passes:
+        return inside
+    wide = _WIDE * has_state * sum([one.gated for one in passes])
+    # One of these counts as what the op keeps of the weight.
+    turned = sum([(one.steps - 1) * one.projection for one in passes])
+    narrow = inside * part.width // part.stored
+    return narrow + (part.stored - part.width) * wide + part.width * turned
+
+
+def _cells_temporaries(
+    gates: int, freed: int, op: Op, part: CallPart, *, has_state: bool = False
+) -> int:
     """Directions and layers run backwards one by one. A step's gradient of the weight of the state
     is added to that of the steps before it, which makes a third; then the gates' gradients of all
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
     back what it kept: of each value of a gate, `freed` at least. Gradients of the weight of a
-    projection are added up as those of the state's are, before them."""
-    layers = _by_cells(op, part)
+    projection are added up as those of the state's are, before them. What autocast has cast has
+    narrow gradients, of a projection cast back in each step, of other weights when all have run."""
+    layers, width = _by_cells(op, part), part.width
     if not layers:
         return 0
+    stored = max(width, part.stored)
+    casts = stored > width
     most = done = 0
     biases = bool(given(op, "has_biases"))
     for number in range(len(layers) - 1, -1, -1):
@@ -194,17 +215,23 @@ def _cells_temporaries(gates: int, freed: int, op: Op, part: CallPart) -> int:
         for index, one in enumerate(layers[number]):
             ends = index == len(layers[number]) - 1 and number < len(layers) - 1
             state, read = gates * one.cells * one.width, gates * one.cells * one.given
-            bias, after = gates * one.cells * biases, one.projection
-            made, back = gates * one.gated, one.steps * one.samples * one.given * reads
-            most = max(most, done + after + state + (min(3, one.steps) - 1) * max(after, state))
+            bias, after = gates * one.cells * biases, stored * one.projection
+            made, back = width * gates * one.gated, width * one.steps * one.samples * one.given
+            turned = width * one.projection * casts
+            gone = (width * freed + (stored - width) * _WIDE * has_state) * one.gated
+            gone += (one.steps - 1) * turned
+            adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
+            most = max(most, done + after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += after + state + bias - freed * one.gated
-            done -= ends * len(layers[number]) * one.made
-            most = max(most, done + 2 * made)
-            done += read + bias + back
-            most = max(most, done + made)
-            done -= back * (index > 0)  # the second is added to the first in place
-    return (most - part.wanted_values()) * part.width
+            done += after + stored * (state + bias) - gone
+            done -= ends * len(layers[number]) * width * one.made
+            most = max(most, done + max(2 * made, width * state * casts))
+            done += width * read + stored * bias + back * reads
+            most = max(most, done + made, done + stored * read * casts)
+            done += (stored - width) * read
+            done -= back * reads * (index > 0)  # the second is added to the first in place
+    weights = sum([prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")])
+    return most - width * part.wanted_values() - (stored - width) * weights
 
 
 def _lstm_inside(op: Op, part: CallPart) -> int:
@@ -214,7 +241,7 @@ def _lstm_inside(op: Op, part: CallPart) -> int:
 def _lstm_temporaries(op: Op, part: CallPart) -> int:
     if _by_onednn(op, part):
         return _onednn_temporaries(op, part)
-    return _cells_temporaries(_LSTM_GATES, 7, op, part)
+    return _cells_temporaries(_LSTM_GATES, 7, op, part, has_state=True)
 
 
 def _by_onednn(op: Op, part: CallPart) -> bool:
@@ -257,6 +284,7 @@ FACTS = {
         _LAYER,
         flops=_flops,
         cpu_keeps=_lstm_keeps,
+        cpu_casts=_cells_cast,
         temporaries=_lstm_temporaries,
         forward_inside=_lstm_inside,
         inside_to_end=True,
@@ -273,6 +301,7 @@ FACTS = {
         replace(
             _LAYER,
             flops=_flops,
+            cpu_casts=partial(_cells_cast, has_state=False),
             temporaries=partial(_cells_temporaries, 1, 1),
             forward_inside=partial(_cells_inside, 1),
             inside_to_end=True,

@@ -121,9 +121,15 @@ class StageDetail:
     messages: Many[SyncMessage] = ()
     """Among replicas, in the order in which they go, where the plan names forms for them."""
     entry_bytes: int = 0
-    """Of a message from the stage before, or back to it, that is there beside what is saved."""
+    """Of a message from the stage before that is there beside what is saved."""
     border_bytes: int = 0
-    """The same of the next stage."""
+    """The same of one to the next stage."""
+    entry_back_bytes: int | None = None
+    """Of the gradients that go back to the stage before; null: as many as come from it."""
+    border_back_bytes: int | None = None
+    """Of those that come back from the next stage; null: as many as go to it."""
+    back_s: float | None = None
+    """Of a message with those; null: as the one to the next stage."""
     sent_bytes: int = 0
     """Of what has been sent to that, beside what is saved."""
     shared_bytes: int = 0

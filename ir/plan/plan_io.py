@@ -25,6 +25,8 @@ _SORTED = frozenset(
 _CONVERTED = {"meshwright.plan/2.0": {"bf16": "bf16-autocast"}}
 """Older schema that is read -> its names of precisions that mean another one today."""
 _PLAIN = frozenset({int, float, str})
+_UNSAID_NULL = frozenset({"back_s", "border_back_bytes", "entry_back_bytes"})
+"""Left out where null; 0 is something else."""
 _UNSAID = frozenset(
     {
         "capture",
@@ -181,7 +183,7 @@ def _canonical(value: Any, key: str) -> Any:
     return {
         name: _canonical(item, key if key == "saved" else name)
         for name, item in items
-        if name not in _UNSAID or item
+        if (name not in _UNSAID or item) and (name not in _UNSAID_NULL or item is not None)
     }
 
 

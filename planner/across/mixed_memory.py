@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.simulate.compiled_schedule import table_of
-from meshwright.costmodel.stage.placement import StageCosts, stage_costs
+from meshwright.costmodel.stage.placement import StageCosts, silent_borders, stage_costs
 from meshwright.costmodel.stage.stage_model import stage_model
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.predicted import RankMemory
@@ -39,7 +39,7 @@ def _judged(
     problem: Problem, plan: Plan, slowest: Sequence[StageCosts], rank: int, own: Sequence[int]
 ) -> Iterator[tuple[RankMemory, int]]:
     """Of each replica and device type of a pipeline rank."""
-    table = table_of(problem.tables.schedule(plan.schedule))
+    table = table_of(problem.tables.schedule(plan.schedule), silent_borders(slowest))
     for at in _situations(problem, [plan.stages[i] for i in own]):
         costs = list(slowest)
         for i, (samples, device) in zip(own, at, strict=True):

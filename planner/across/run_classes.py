@@ -92,8 +92,10 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     kinds = [numbers.setdefault(kind_of_block(problem, b), len(numbers)) for b in blocks]
     links = _links(problem, blocks)
     farthest = [max([back for _, back in own], default=0) for own in links]
-    borders = [problem.tables.border_bytes(i) for i in range(len(blocks))] + [(0, 0)]
-    borders[0] = (0, 0)
+    borders: list[tuple[int, ...]] = [(0,) * 4 for _ in range(len(blocks) + 1)]
+    for i in range(1, len(blocks)):
+        ahead, back = (problem.tables.border_bytes(i, back=b) for b in (False, True))
+        borders[i] = ahead + back
     known: dict[object, int] = {}
     classes: dict[object, int] = {}
     index = np.full((len(blocks) + 1, len(blocks) + 1), -1, dtype=np.int64)

@@ -106,7 +106,7 @@ class RunCosts:
         self._works: dict[tuple[At, str], RunWork] = {}
         self._modes = ModeCosts(problem)
         self._sent: dict[object, tuple[Matrix, Matrix]] = {}
-        self._crossing: dict[tuple[ModelMesh, str], Matrix] = {}
+        self._crossing: dict[tuple[ModelMesh, str, bool], Matrix] = {}
         self._summed: dict[tuple[ModelMesh, str], tuple[Matrix, ...]] = {}
 
     def of(self, matrix: Matrix) -> Matrix:
@@ -383,13 +383,13 @@ class RunCosts:
             ]  # fmt: skip
         return self._held[key]
 
-    def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
+    def borders(self, at: At, link: Link | None, *, back: bool = False) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The
         stage on the other side is taken to have the same layouts. Of a stack that sends parts of
-        what ranks have alike, no less than the parts."""
-        key = (at.spot.model, at.variant, at.spot.samples, link)
+        what ranks have alike, no less than the parts. `back`: of the gradients of that."""
+        key = (at.spot.model, at.variant, at.spot.samples, link, back)
         if key not in self._sent:
-            parts = self._parts(at)
+            parts = self._parts(at, back)
             sent = parts[:, 0] * at.spot.samples / self.problem.batch + parts[:, 1]
             ranks = dict(at.spot.model).get("tp", 1)
             parted = ranks if self.problem.tables.run_as.parts_borders else 1
@@ -399,11 +399,11 @@ class RunCosts:
             self._sent[key] = sent, np.array([known[n] for n in sent.tolist()])
         return self._sent[key]
 
-    def _parts(self, at: At) -> Matrix:
+    def _parts(self, at: At, back: bool) -> Matrix:
         """(bytes of a global batch, bytes that do not depend on it) into block k on one rank."""
-        key = (at.spot.model, at.variant)
+        key = (at.spot.model, at.variant, back)
         if key not in self._crossing:
-            found = part_bytes(self.problem.tables, self.layouts(*key))
+            found = part_bytes(self.problem.tables, self.layouts(*key[:2]), back=back)
             self._crossing[key] = np.array([(0, 0), *found[1:], (0, 0)], dtype=float)
         return self._crossing[key]
 

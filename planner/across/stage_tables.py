@@ -197,8 +197,9 @@ class StageTables:
             for own in groups
         ])  # fmt: skip
         busy = work.busy_s + more
-        _, sends = self.runs.borders(case.at, link)
-        path = busy + 2 * sends[self.runs.classes.stop]
+        ends = self.runs.classes.stop
+        sends_s, backs_s = (self.runs.borders(case.at, link, back=b)[1] for b in (False, True))
+        path = busy + (sends_s + backs_s)[ends]
         load = (num_microbatches - 1) * busy + (once_s + fixed_s)
         if case.mesh.exchange.host_copies:
             load = load + self._copied_s(case, groups[0].trained, work, num_microbatches)
@@ -235,8 +236,9 @@ class StageTables:
     ) -> tuple[Matrix, Matrix, Matrix]:
         """(always, per micro-batch in flight, workspace)."""
         groups, _, held = self._fixed_of(case)
-        sent, _ = self.runs.borders(case.at, None)
-        arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
+        sent, answered = (self.runs.borders(case.at, None, back=b)[0] for b in (False, True))
+        starts, ends = self.runs.classes.start, self.runs.classes.stop
+        leaves, messages = sent[ends], sent[starts] + answered[starts] + answered[ends]
         device = self.problem.tables.devices[case.spot.device]
         holes = fragmentation_of(
             device, self.problem.tables.profile, self.problem.graph.fingerprint
@@ -274,7 +276,7 @@ class StageTables:
         # Where it holds most (`costmodel.memory.under_way`): room for what comes next, a gradient
         # that has gone, and room for one; what has been sent is in `flight` where it is not saved,
         # and the last of that is not there yet.
-        static = static + (2 * arrives + leaves - apart) * beyond
+        static = static + (messages - apart) * beyond
         packs = any([own.exchange.packs for own in groups])
         if num_microbatches > 1:
             return static + begun, flight, workspace

@@ -136,9 +136,10 @@ class _Runs:
         """Per block, what enters it and the gradient of that; nothing at the two ends."""
         found = np.zeros(self.size)
         for block in range(1, self.size - 1):
-            whole, fixed = self.problem.tables.border_bytes(block)
-            nbytes = whole * self.samples / self.problem.batch + fixed
-            found[block] = 2 * send_time(nbytes, link)
+            for back in (False, True):
+                whole, fixed = self.problem.tables.border_bytes(block, back=back)
+                if nbytes := whole * self.samples / self.problem.batch + fixed:
+                    found[block] += send_time(nbytes, link)
         return found
 
     def fits(self, replicas: int, behind: int) -> NDArray[np.bool_]:

@@ -210,7 +210,7 @@ def test_memory_of_a_table_by_hand() -> None:
     )  # fmt: skip
     made = StageMemory(
         groups=(replace(group, shards=2),), prefetch=3, parameters=0, optimizer=0,
-        temporary=70, border=0, entry=0, blocks=(block,) * 2,
+        temporary=70, border=0, entry=0, border_back=0, entry_back=0, blocks=(block,) * 2,
     )  # fmt: skip
     assert (made.always.total, made.begun.gradients, made.forward.total) == (0, 200, 22)
     assert made.end.gradients == 200 and made.end.total == 270

@@ -59,6 +59,9 @@ def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
     for kind in detail["kinds"]:
         if not kind["messages"]:  # as files leave it out
             del kind["messages"]
+        for name in ("entry_back_bytes", "border_back_bytes", "back_s"):
+            if kind[name] is None:
+                del kind[name]
         del kind["collectives"]  # tests/costmodel/simulate holds them to the seconds of ranks
     exact = asdict(found.prediction)
     for part in (predicted, exact):

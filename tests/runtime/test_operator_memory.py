@@ -262,6 +262,17 @@ def test_lstms_that_project_are_not_those_of_onednn(name: str) -> None:
     assert found == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", [name for name in CELLS if name.startswith("projected")])
+def test_weights_that_autocast_casts_for_each_step_are_there(name: str) -> None:
+    """That of a projection is turned in each step, so that it is no leaf of which one copy is kept;
+    the state of cells stays in float32."""
+    kind, given, samples = CELLS[name]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), "bf16-autocast")
+    assert found == pytest.approx(1.0, abs=0.01)
+
+
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
     _check(_Reads())
 

@@ -108,6 +108,14 @@ def test_views_of_what_attention_makes_lie_anew_where_they_are_moved() -> None:
     assert told == pytest.approx([1, 1], rel=0.01)
 
 
+def test_no_gradient_comes_back_of_what_a_frozen_embedding_has_sent() -> None:
+    """There is no room for one. The token ids that it reads count once, as the batch."""
+    model = mw.adapt(_llama(), "lora", skip="lm_head")
+    data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("pp=2", "schedule=one_f_one_b")
+    told = told_of_pinned(_Language(model), data, "fp32", *pins, "num_microbatches=1")
+    assert told == pytest.approx([1, 1], rel=0.001)
+
+
 def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
     told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")

@@ -116,5 +116,5 @@ def test_parts_into_each_block_are_those_of_plans_cut_there(found: list[BlockLay
     parts = part_bytes(costs, by_pattern)
     for cut in (1, 2):
         first = borders(costs, plan_of(graph, found, (BATCH,), cuts=(cut,)))[0]
-        assert parts[cut] == (first.whole_bytes, first.fixed_bytes)
+        assert parts[cut] == (first.ahead.whole_bytes, first.ahead.fixed_bytes)
     assert parts[0] == (0, 0) and parts[1] != (0, 0)

@@ -32,6 +32,8 @@ def stage(
         groups=(group,), prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), shared=more.get("shared", 0),
+        border_back=more.get("border_back", more.get("border", 0)),
+        entry_back=more.get("entry_back", more.get("entry", 0)),
         blocks=(replace(BLOCK, halved=more.get("halved", 0)),) * blocks,
     )  # fmt: skip
 
@@ -67,6 +69,26 @@ def test_what_is_sent_is_kept_until_the_gradient_is_back() -> None:
     found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
     first = [12, 10, 10 + 4 + 4 + 12, 20 + 4 + 4]
     assert found == [*first, 20 + 4 + 105, 10 + 4 + 100, 100 + 10 + 62, 100]
+
+
+def test_what_is_sent_stays_where_no_gradient_comes_back() -> None:
+    """Nothing tells that the peer has it: both messages are there to the end, and no room for an
+    answer. Backwards do not wait."""
+    stages = stage(1, border=4, border_back=0), stage(1, entry=4, entry_back=0)
+    schedule = parse_schedule("x", ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"))
+    timeline = simulate(schedule, [replace(COST, is_silent=True), COST])
+    first, second = ([p.held.total for p in over_time(timeline, r, stages)] for r in range(2))
+    assert first[:4] == [12, 10, 10 + 4 + 12, 20 + 4]
+    assert first[4:] == [20 + 8 + 105, 10 + 8 + 100, 100 + 10 + 8 + 62, 100 + 8]
+    # The second one has room for what comes, and sends nothing back.
+    assert second == [4 + 12, 4 + 10, 22, 20, 20 + 105, 10 + 100, 100 + 10 + 62, 100]
+
+
+def test_gradients_that_come_back_may_be_less_than_what_was_sent() -> None:
+    stages = stage(1, border=4, border_back=1), stage(1, entry=4, entry_back=1)
+    found = totals(("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), *stages)
+    first = [12, 10, 10 + 5 + 12, 20 + 5]
+    assert found == [*first, 20 + 1 + 105, 10 + 1 + 100, 100 + 10 + 62, 100]
 
 
 def test_stacks_may_keep_what_they_sent_until_its_backward() -> None:

@@ -81,6 +81,8 @@ class Reference:
             return Action(s - 1, FORWARD, m) if s else None
         if action.work in (Work.BACKWARD_WEIGHT, Work.RECOMPUTE) or s == self.last:
             return None
+        if self.stages[s].is_silent:
+            return None
         whole = Action(s + 1, BACKWARD, m)
         return whole if whole in self.rank else Action(s + 1, Work.BACKWARD_INPUT, m)
 
@@ -101,7 +103,9 @@ class Reference:
         # A rank sends what it has made before it asks for more.
         for _, _, made, action in sorted(ready):
             source, target = self.rank[made], self.rank[action]
-            seconds = self.stages[min(made.stage, action.stage)].send_s
+            cost = self.stages[min(made.stage, action.stage)]
+            is_back = action.work is not FORWARD and cost.back_s is not None
+            seconds = cost.back_s if is_back else cost.send_s
             ports = ((source, True), (target, False)) if seconds else ()
             end = max([self.now, *(self.free.get(port, 0) for port in ports)]) + seconds
             self.free.update(dict.fromkeys(ports, end))
@@ -183,6 +187,17 @@ def test_sends_delay_the_pipeline() -> None:
     assert simulate(gpipe(3, 1), [cost] * 3).step_s == pytest.approx(9 + 4 * 0.5)
 
 
+def test_gradients_take_their_own_time_on_the_way_back() -> None:
+    cost = StageTimes(forward_s=1.0, backward_s=2.0, send_s=0.5, back_s=0.125)
+    assert simulate(gpipe(3, 1), [cost] * 3).step_s == pytest.approx(9 + 2 * 0.5 + 2 * 0.125)
+
+
+def test_backwards_wait_for_no_gradient_where_none_comes_back() -> None:
+    cost = StageTimes(forward_s=1.0, backward_s=2.0, send_s=0.5)
+    timeline = simulate(gpipe(2, 1), [replace(cost, is_silent=True), cost])
+    assert timeline.row_end_s == (1.0 + 2.0, 1.0 + 0.5 + 1.0 + 2.0)
+
+
 def test_shared_cores() -> None:
     """Four stages on two cores: with all four busy each runs at half speed."""
     cost = StageTimes(forward_s=1.0, backward_s=1.0)
@@ -201,6 +216,8 @@ TIMES = st.builds(
     backward_weight_s=st.integers(1, 3).map(float),
     again_s=st.just(0.25),
     send_s=st.sampled_from([0.0, 0.5, 3.0]),
+    back_s=st.sampled_from([None, 0.25]),
+    is_silent=st.sampled_from([False, False, True]),
     saved_bytes=st.integers(0, 9),
     processes=st.integers(1, 2),
 )
