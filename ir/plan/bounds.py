@@ -31,9 +31,10 @@ LEAST = 1e-12
 
 
 _SIGNED = frozenset(
-    {"gap", "seed", "gradients", "activations", "communication", "workspace"}
+    {"gap", "seed", "gradients", "activations", "communication", "workspace", "halved_bytes"}
 )  # fmt: skip
-"""What rises within an action is beside what its own micro-batch holds already."""
+"""What rises within an action is beside what its own micro-batch holds already; a first half of a
+backward may free more than it leaves."""
 
 
 def bound_problems(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -109,7 +109,8 @@ class StageDetail:
     saved_bytes: int
     """Per micro-batch in flight."""
     halved_bytes: int
-    """Per micro-batch between the halves of its backward."""
+    """Per micro-batch between the halves of its backward; below 0: first halves free more than they
+    leave."""
     always: Moving
     begun: Moving
     """From the end of the first backward of a step to that of the last."""
