@@ -237,10 +237,10 @@ def _count(part: Mapping[str, Any], key: str) -> int:
 def _adapter(part: Mapping[str, Any]) -> Adapter | None:
     if not part:
         return None
-    return Adapter(
-        rank=_count(part, "rank"), only=tuple(part["targets"]),
-        dropout=float(part.get("dropout") or 0.0),
-    )  # fmt: skip
+    rank, targets = _count(part, "rank"), part.get("targets")
+    if not rank or not targets:
+        raise RowError("adapter.rank or adapter.targets is missing")
+    return Adapter(rank=rank, only=tuple(targets), dropout=float(part.get("dropout") or 0.0))
 
 
 def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Parallel:

@@ -13,13 +13,14 @@ from meshwright.costmodel.simulate.replay import replay
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.placement import spots
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.styles import Style, style
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import in_detail
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.schedule_tools import make_schedule
+from meshwright.planner.search.search import search
 from tests.planner.problems import cluster, mlp, problem
 from tests.styles.small_llama import small_llama
 
@@ -36,6 +37,15 @@ def priced(stack: Style, monkeypatch: pytest.MonkeyPatch, cluster: Cluster = CLU
     monkeypatch.setattr("meshwright.costmodel.cost_cache.known_style", lambda name: stack)
     tables = CostTables(graph, cluster, plan.precision)
     return tables, plan, estimate_all(graph, cluster, plan, tables).prediction
+
+
+def test_torchs_fsdp_divides_samples_and_parameters_alone():
+    asked = {"precision": "bf16", "style": "fsdp", "progress": False}
+    plan = search(small_llama(), CLUSTER, **asked)
+    (stage,) = plan.stages
+    assert {axis for axis, ranks in stage.mesh.items() if ranks > 1} <= {"dp_shard", "dp_replicate"}
+    with pytest.raises(Infeasible, match="tp=2"):
+        search(small_llama(), CLUSTER, constraints=("tp=2",), **asked)
 
 
 def test_a_block_that_stops_early_leaves_out_its_last_product(monkeypatch):

@@ -25,6 +25,9 @@ def test_a_row_says_which_layers_have_adapters():
     assert llama(model=SMALL, **ONE).adapter is None
     with pytest.raises(RowError, match="rank is 'some'"):
         llama(model=SMALL, adapter=TARGETS | {"rank": "some"}, **ONE)
+    for part in TARGETS:
+        with pytest.raises(RowError, match=r"or adapter\.targets is missing"):
+            llama(model=SMALL, adapter={k: x for k, x in TARGETS.items() if k != part}, **ONE)
 
 
 def test_a_frozen_base_has_no_gradients_of_weights():

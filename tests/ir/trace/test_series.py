@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.interpret import interpret
+from tests.ir.trace.same_gradients import check_same
 
 
 class Made(nn.Module):
@@ -69,9 +70,7 @@ def _check_equal(graph, model, batch, wanted: Tensor) -> None:
     assert torch.allclose(made, wanted, rtol=1e-12)
     of_made = torch.autograd.grad(made, weights, allow_unused=True)
     of_wanted = torch.autograd.grad(wanted, weights, allow_unused=True)
-    for a, b in zip(of_made, of_wanted, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    check_same(of_made, of_wanted)
 
 
 def test_informer_has_no_mask_where_it_has_none_outside_of_a_trace() -> None:
