@@ -14,6 +14,7 @@ from math import inf
 
 from meshwright.costmodel.simulate.compiled_schedule import B, I, W
 from meshwright.costmodel.simulate.simulate import simulate
+from meshwright.ir.deadline import TimeUp, check_time
 from meshwright.ir.plan.schedule import Schedule, check_schedule
 from meshwright.planner.problem.schedule_tools import MADE as NAME
 from meshwright.planner.synthesis.bound import bound_s
@@ -65,13 +66,17 @@ def synthesise(task: Task, hints: Iterable[Schedule] = (), *, effort: float = 1.
     """
     least_s = bound_s(task)
     best = _Best(task)
-    for hint in hints:
-        check_schedule(hint)
-        best.offer(hint)
-    for rows in _greedy(task):
-        best.offer_rows(rows)
-    if best.step_s > least_s * (1 + CLOSE):
-        least_s = max(least_s, _improve(task, best, least_s, effort))
+    try:
+        for hint in hints:
+            check_schedule(hint)
+            best.offer(hint)
+        for rows in _greedy(task):
+            best.offer_rows(rows)
+        if best.step_s > least_s * (1 + CLOSE):
+            least_s = max(least_s, _improve(task, best, least_s, effort))
+    except TimeUp:
+        if best.schedule is None:
+            raise
     assert best.schedule is not None, "list schedules fit"
     best.join()
     return Synthesis(best.schedule, best.step_s, min(least_s, best.step_s))
@@ -87,6 +92,7 @@ class _Best:
 
     def offer(self, schedule: Schedule) -> bool:
         """Keeps it if it fits and is better."""
+        check_time()
         if excess_bytes(self.task, schedule) > 0:
             return False
         found_s = step_s(self.task, schedule)
@@ -141,6 +147,7 @@ def _fewest(task: Task, rules: tuple[Rules, ...]) -> list[tuple[list[Row], Rules
     """The `FEW` shortest list schedules; others are given up as soon as that is seen."""
     best: list[tuple[float, list[Row], Rules]] = []
     for rule in rules:
+        check_time()
         made = list_schedule(task, rule, best[-1][0] if len(best) == FEW else inf)
         if made:
             insort(best, (*made, rule), key=lambda entry: entry[0])

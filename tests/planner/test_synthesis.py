@@ -1,5 +1,7 @@
 """Synthesised schedules: as good as all legal orders, never behind a file, never above memory."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.ir.deadline import TimeUp, until
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.schedule import Schedule, check_schedule, parse_schedule
 from meshwright.planner.problem.schedule_tools import make_schedule
@@ -182,6 +185,26 @@ def test_many_microbatches() -> None:
     check(asked, found)
     best = min(step_s(asked, one) for one in known if not excess_bytes(asked, one))
     assert found.step_s < best
+
+
+def test_the_best_by_then_where_time_is_up() -> None:
+    asked = task(UNEVEN, 12, (8,) * 4)
+    known = [one for one in files(asked) if not excess_bytes(asked, one)]
+
+    def late() -> Iterator[Schedule]:
+        yield known[0]
+        while time.monotonic() <= end:
+            time.sleep(0.01)
+        yield from known[1:]
+
+    end = time.monotonic() + 0.2
+    with until(end):
+        found = synthesise(asked, late())
+        with pytest.raises(TimeUp):
+            synthesise(asked, known)
+    check(asked, found)
+    assert found.schedule.name == known[0].name
+    assert synthesise(asked, known).step_s < found.step_s
 
 
 def test_the_same_again() -> None:
