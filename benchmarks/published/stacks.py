@@ -110,6 +110,8 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
         return replace(stack, style="nemo-latent-2025", flash=_trains_latent(row.gpu))
     if stack is _NEMO and row.padded:
         return replace(stack, style="nemo-padded")
+    if stack is _NEMO and _is_nemo_of_2024(row):
+        return replace(stack, style="nemo-2024")
     if stack is not _NANOTRON:
         return stack
     if "bench_cluster" in row.system.lower():
@@ -120,6 +122,13 @@ def _as_launched(stack: Stack, row: Row) -> Stack:
     found = row.bandwidths.get("ar_intra")
     checks = found < _CHECKED_GB_S if found else row.revised and row.gpus > row.gpus_per_node
     return replace(stack, style="nanotron-checked") if checks else stack
+
+
+def _is_nemo_of_2024(row: Row) -> bool:
+    """Whether cuDNN's attention was off: in launchers up to 24.07 (on since 04b8d098), but for
+    GPT-3 175B."""
+    own = row.system.split(row.table)[0]
+    return bool(re.search(r"NeMo 24\.0[1-7]\b", own)) and "GPT3-175B" not in row.label
 
 
 def _is_torchao_of_spring(row: Row) -> bool:

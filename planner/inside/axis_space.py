@@ -16,6 +16,7 @@ from meshwright.ir.graph.prelude import PRELUDE
 from meshwright.ir.graph.rules import Rule
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.memo import Memo
+from meshwright.ir.plan.folded import FOLDED
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.axis_layout import useful
 from meshwright.planner.inside.candidate_splits import Shards, spread
@@ -154,6 +155,7 @@ class Spreader:
                 for s in own.get(op.name)
                 or strategies(op, self.rules[op.name], self.graph, kind, splits[op.name])
                 if _keeps_whole(op, s, divides) and (len(self.mesh) < MANY or _is_needed(op, s))
+                if axis != "cp" or _splits_values(op, s, self.graph)
             ]
             for op in self.ops
         }
@@ -245,12 +247,12 @@ def _evens_out(axis: str) -> bool:
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
     """Which tensors an axis may split, of those that are parameters."""
-    experts = expert_weights(graph) if axis == "ep" else {}
+    experts = expert_weights(graph) if axis in FOLDED else {}
 
     def divides(name: str) -> bool:
         if graph.tensors[name].kind is not Kind.PARAMETER or axis.startswith("tp"):
             return True
-        return axis == "ep" and name in experts
+        return name in experts
 
     return divides
 
@@ -258,6 +260,15 @@ def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
 def _keeps_whole(op: Op, strategy: Strategy, divides: Callable[[str], bool]) -> bool:
     pairs: Sequence[tuple[str, Placement]] = list(zip(op.inputs, strategy.inputs, strict=True))
     return all(divides(name) for name, p in pairs if isinstance(p, Shard))
+
+
+def _splits_values(op: Op, strategy: Strategy, graph: Graph) -> bool:
+    """Whether parameters are split only where a value is that they meet: experts along a sequence,
+    whose tokens travel."""
+    kinds = {True: False, False: False}
+    for name, placed in zip(op.inputs, strategy.inputs, strict=True):
+        kinds[graph.tensors[name].kind is Kind.PARAMETER] |= isinstance(placed, Shard)
+    return kinds[False] or not kinds[True]
 
 
 def _is_needed(op: Op, strategy: Strategy) -> bool:
