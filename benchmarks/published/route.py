@@ -114,15 +114,15 @@ def asked_of(row: Row, stack: Stack, traces: Path | None = None) -> Asked:
 
 
 def plan_of(row: Row, stack: Stack, asked: Asked) -> Plan:
-    """The row's layout as a plan by hand, with its prediction. Ranks of one group of experts have
-    samples of their own: the axis `ep` takes them from the replicas, and what of the group is not
-    on `tp`."""
+    """The row's layout as a plan by hand, with its prediction. Ranks of one group of experts that
+    have samples of their own are the axis `ep`, which takes from the replicas what of the group is
+    neither on `tp` nor on `cp`."""
     problem = make_problem(
         asked.graph, asked.cluster, constraints=asked.pins, precision=asked.precision,
         style=asked.style,
     )  # fmt: skip
     p = row.parallel
-    ep = _expert_ranks(row)
+    ep = 1 if _lie_along(row) else _expert_ranks(row)
     dp = p.dp // ep
     shard = min(p.shard, dp) if p.zero else 1
     mode, _ = recompute_mode(row.recompute)
@@ -197,6 +197,13 @@ def _expert_ranks(row: Row) -> int:
     return max(1, p.ep // p.tp) if p.ep > 1 and p.etp < p.tp else p.ep
 
 
+def _lie_along(row: Row) -> bool:
+    """Whether those ranks are the ones with parts of the same samples: Megatron's groups of experts
+    are neighbours, and `cp` is next to `tp`. Of a part of `cp` plans have no word: they have `ep`
+    then."""
+    return 1 < row.parallel.cp == _expert_ranks(row)
+
+
 def _experts_of(row: Row) -> tuple[str, ...]:
     """Where experts lie; RowError where plans have no word for it."""
     p, ranks = row.parallel, _expert_ranks(row)
@@ -204,9 +211,10 @@ def _experts_of(row: Row) -> tuple[str, ...]:
         return ()
     if p.etp not in (1, p.tp):
         raise RowError(f"experts that {p.etp} of {p.tp} ranks of tensor parallelism share")
-    if p.dp % ranks or (p.etp < p.tp and p.ep % p.tp):
+    along = _lie_along(row)
+    if (not along and p.dp % ranks) or (p.etp < p.tp and p.ep % p.tp):
         raise RowError(f"groups of {p.ep} ranks for experts among {p.dp} replicas of tp {p.tp}")
-    found = ["place *.experts.* ep=S(0)"] if ranks > 1 else []
+    found = [f"place *.experts.* {'cp' if along else 'ep'}=S(0)"] if ranks > 1 else []
     if p.etp < p.tp:  # neighbours, who share attention, have neighbouring experts
         found.append(f"place *.experts.* tp=S(0{f',outer={ranks}' if ranks > 1 else ''})")
     return (*found, *(_WITHIN if p.etp > 1 else ()))

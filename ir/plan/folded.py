@@ -1,9 +1,9 @@
 """Parameters whose copies lie along more axes than those of replicas: a mixture's dense part is
-whole on `ep`, and all is whole on `cp`, where each rank has other tokens.
+whole on `ep` and on `cp`, where each rank has other tokens.
 
 There replicas and such axes are one line: gradients are summed over all of it at once, and `zero`
-shards over all of it. A stage has as many foldings as it has kinds of parameters; experts, which
-`ep` splits, are folded over `cp` alone.
+shards over all of it. A stage has as many foldings as it has kinds of parameters; experts that
+`ep` splits are folded over `cp` alone, or over nothing if `cp` splits them, too.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from math import prod
 from meshwright.ir.plan.plan import ModelMesh, Stage, model_mesh
 
 FOLDED = ("cp", "ep")
-"""Model axes on which parameters lie whole, but for those of experts on `ep`."""
+"""Model axes on which parameters lie whole, but for those of experts."""
 Fold = tuple[str, ...]
 """Model axes that are one with dp_shard, in the order of the mesh."""
 

@@ -1,6 +1,7 @@
 """What every op, parameter and border may do on one axis of a mesh, before prices.
 
-On `cp` parameters are stored and used whole; on `ep` all parameters but those of experts are.
+On `cp` and `ep` parameters are stored and used whole, but for those of experts; on `cp` these are
+used in parts only where tokens travel to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -187,6 +187,15 @@ def test_how_stacks_cut_layers():
         starts([2, 0, 2])
 
 
+def test_launchers_of_2024_left_cudnns_attention_out_but_of_gpt_3():
+    (found,) = tables(TABLES, only="nemo")
+    (long,) = tables(TABLES, only="long_context")
+    styles = {row.label.split(" ")[0]: stack_of(row).style for row in found.rows[:12]}
+    assert styles.pop("GPT3-175B") == "nemo" and set(styles.values()) == {"nemo-2024"}
+    assert {stack_of(row).style for row in found.rows[12:]} == {"nemo"}
+    assert [stack_of(long.rows[i]).style for i in (0, 8, 9)] == ["nemo-2024", "nemo-2024", "nemo"]
+
+
 def test_what_plans_have_no_word_for_is_refused():
     with pytest.raises(RowError, match="not gated"):
         config_of(ModelKind(shape=row(model=GPT3 | {"moe": {"experts": 8}}).shape), 2048)
@@ -284,6 +293,21 @@ def test_ranks_of_tensor_parallelism_have_other_experts_or_parts_of_one():
         assert etp == 1 or not any(p.startswith("S(0") for p in tp)
 
 
+def test_groups_of_experts_may_be_ranks_along_a_sequence():
+    """`cp` is next to `tp`, as in Megatron, where a group is of neighbours."""
+    made = mixture(ep=4, cp=2, tp=2, etp=1)
+    plan = plan_of(made, stack_of(made), asked_of(made, stack_of(made)))
+    assert plan.stages[0].model == (("cp", 2), ("tp", 2))
+    stored = {key: axes for x in plan.layouts for key, axes in x.parameters.items()}
+    lie = [(axes["cp"], axes["tp"]) for key, axes in stored.items() if ".experts." in key]
+    assert lie == [("S(0)", "S(0,outer=2)")] * 2
+    # A group of half of such ranks has no word; then they are replicas' ranks.
+    half = mixture(ep=4, cp=4, tp=2, etp=1)
+    assert pins_of(half, stack_of(half))[1:] == (
+        "place *.experts.* ep=S(0)", "place *.experts.* tp=S(0,outer=2)",
+    )  # fmt: skip
+
+
 def test_a_pipeline_is_empty_after_each_local_batch():
     """Four micro-batches in two rounds: no action of the second comes before one of the first, and
     the bubble is there twice."""
@@ -328,7 +352,12 @@ def test_tables_of_several_folders_are_read_in_the_order_of_their_names(tmp_path
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("table", "indices", "median"),
-    [("mpt_llm_foundry", (59, 117, 176), 0.08), ("nemo", (0, 17), 0.13), ("dgxc", (38, 45), 0.1)],
+    [
+        ("mpt_llm_foundry", (59, 117, 176), 0.08),
+        ("nemo", (0, 17), 0.13),
+        ("dgxc", (38, 45), 0.1),
+        ("long_context", (3, 8), 0.06),
+    ],
 )
 def test_runs_that_no_constant_has_seen(table: str, indices: tuple[int, ...], median: float):
     (found,) = tables(FOLDER, only=table)
