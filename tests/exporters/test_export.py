@@ -20,8 +20,10 @@ from meshwright.ir.plan.plan_io import rehash
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.pins.constraints import placement_rules
+from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.testing.models import CASES
 from meshwright.tools.export.export import TARGETS, export, run_command
 from meshwright.tools.export.export_shape import shape_of
@@ -51,6 +53,18 @@ def test_what_cannot_be_said_is_named(target):
         assert "meshes of their own" not in names
     else:
         assert "meshes of their own: dp_replicate 12 / dp_replicate 4" in names
+
+
+def test_experts_along_a_sequence_are_told_of():
+    graph = zoo_graph(CASES["mixtral"], 8)
+    pins = "cp=2", "place *.experts.* cp=S(0)"
+    for asked, lost in ((pins, True), (pins[:1], False)):
+        problem = make_problem(
+            graph, Cluster.local(2), precision="fp32",
+            constraints=tuple(parse_constraint(pin) for pin in asked),
+        )  # fmt: skip
+        told = " / ".join(shape_of(search_problem(problem)).odd)
+        assert ("experts along a sequence (cp): the ep of tools counts" in told) is lost, told
 
 
 def test_tools_take_groups_of_experts_from_replicas():

@@ -13,6 +13,7 @@ from meshwright.ir.plan.show import MEMORY_CATEGORIES, SHARES, STYLE, ranges, se
 from meshwright.ir.text.units import size, size_unit
 from meshwright.tools.explain.answers import Answer
 from meshwright.tools.explain.binding import Sentence, binding, levers
+from meshwright.tools.explain.experts import Experts, where_experts_lie
 from meshwright.tools.explain.facts import Facts
 
 
@@ -23,11 +24,12 @@ class Explanation:
     facts: Facts
     binding: tuple[Sentence, ...]
     levers: tuple[str, ...]
+    experts: tuple[Experts, ...]
 
     @classmethod
     def of(cls, plan: Plan) -> "Explanation":
         facts = Facts.of(plan)
-        return cls(facts, binding(facts), levers(facts))
+        return cls(facts, binding(facts), levers(facts), where_experts_lie(plan))
 
 
 def render(found: Explanation) -> RenderableType:
@@ -37,6 +39,8 @@ def render(found: Explanation) -> RenderableType:
     parts: list[RenderableType] = [Text(title, style="bold"), _time(found.facts)]
     parts.append(_memory(found.facts))
     parts += [heading("What binds"), *(point(s.text) for s in found.binding)]
+    if found.experts:
+        parts += [heading("Where experts lie"), *(point(e.text) for e in found.experts)]
     parts += _others(plan)
     if found.levers:
         parts += [heading("What would change it, by the plan's own figures")]
@@ -130,5 +134,6 @@ def as_data(found: Explanation, answers: list[Answer]) -> dict[str, Any]:
         "binding": [asdict(sentence) for sentence in found.binding],
         "others": [asdict(other) for other in others],
         "levers": list(found.levers),
+        "experts": [asdict(experts) | {"text": experts.text} for experts in found.experts],
         "answers": [asdict(answer) | {"text": answer.text} for answer in answers],
     }  # fmt: skip

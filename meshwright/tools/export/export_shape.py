@@ -167,6 +167,8 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield "ranks of experts that share each sample: those of tools have samples of their own"
     if any(_routes_over_several(layout) for layout in plan.layouts):
         yield "experts that lie on several axes: their product is the ep of tools, with etp 1"
+    if any(_lie_along(layout) for layout in plan.layouts):
+        yield "experts along a sequence (cp): the ep of tools counts those ranks, with etp 1"
     if any(tuple(stage.devices) != tuple(sorted(stage.devices)) for stage in plan.stages):
         yield "devices of a stage in an order of their own"
 
@@ -181,6 +183,11 @@ def _routes_over_several(layout: BlockLayout) -> bool:
         sum(len(s.inputs) > 4 and travels(s) and s.inputs[3] == s.inputs[4] for s in found) > 1
         for found in strategies
     )
+
+
+def _lie_along(layout: BlockLayout) -> bool:
+    """Whether ranks of `cp` have parameters of their own: only experts are split there."""
+    return any("S(" in placed.get("cp", "") for placed in layout.parameters.values())
 
 
 def _mesh_text(stage: Stage) -> str:
