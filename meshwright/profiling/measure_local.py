@@ -364,10 +364,15 @@ def _turn(call: Callable[[], object], load: BusyLoad) -> _TimedTurn:
 def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
     part = torch.ones(nbytes // 4 // size)
     whole = torch.zeros(len(part) * size)
+    traded, counts = torch.zeros(len(part) // size * size), [len(part) // size] * size
     return {
         "all_reduce": partial(dist.all_reduce, whole, group=group),
         "reduce_scatter": lambda: reduce_scatter(part, whole, group).wait(),
         "all_gather": partial(all_gather, whole, part, group),
+        # With sizes, as tokens of experts travel.
+        "all_to_all": lambda: dist.all_to_all_single(
+            traded, part[: len(traded)], counts, counts, group=group
+        ),
     }
 
 
