@@ -106,9 +106,7 @@ def _of_several(op: LocalOp, gemms: Sequence[Gemm]) -> int:
         return 0
     read = product_bytes(op.dtype)
     written = max(2, read)
-    return sum(
-        g.batch * (read * (g.m * g.k + g.k * g.n) + written * g.m * g.n) for g in gemms
-    )
+    return sum(g.batch * (read * (g.m * g.k + g.k * g.n) + written * g.m * g.n) for g in gemms)
 
 
 def inside_bytes(op: LocalOp, *, at_once: bool) -> int:
