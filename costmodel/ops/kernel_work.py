@@ -10,6 +10,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.ops import facts
+from meshwright.ir.precision import product_bytes
 
 Shape = tuple[int, ...]
 
@@ -53,7 +54,8 @@ def forward_work(op: LocalOp) -> KernelWork:
         # Only the rows that are asked for are read.
         read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
     moved = read + op.output_bytes + _logarithms(op) + 2 * inside_bytes(op, at_once=False)
-    return _work(op, _flops(op), moved, _gemms(op))
+    gemms = _gemms(op)
+    return _work(op, _flops(op), _of_several(op, gemms) or moved, gemms)
 
 
 def input_work(op: LocalOp) -> KernelWork | None:
@@ -77,7 +79,8 @@ def input_work(op: LocalOp) -> KernelWork | None:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
     passed += 2 * inside_bytes(op, at_once=False)
-    return _work(op, flops, op.output_bytes + _saved(op) + grads + passed, gemms)
+    moved = op.output_bytes + _saved(op) + grads + passed
+    return _work(op, flops, _of_several(op, gemms) or moved, gemms)
 
 
 def weight_work(op: LocalOp) -> KernelWork | None:
@@ -91,7 +94,19 @@ def weight_work(op: LocalOp) -> KernelWork | None:
     products = bool(_matrices(wanted)) and op.op_class in COMPUTE
     gemms = _weight_gemms(op) if products else ()
     flops = op.flops if products else 0.0
-    return _work(op, flops, read + sum(i.nbytes for i in wanted), gemms)
+    moved = _of_several(op, gemms) or read + sum(i.nbytes for i in wanted)
+    return _work(op, flops, moved, gemms)
+
+
+def _of_several(op: LocalOp, gemms: Sequence[Gemm]) -> int:
+    """Bytes of products one after the other inside of one op, as of experts: each reads both of its
+    operands and writes what the next one reads, of which the op's own operands and results say
+    nothing. 0 where the op is one product."""
+    if len(_gemms(op)) < 2:
+        return 0
+    read = product_bytes(op.dtype)
+    written = max(2, read)
+    return sum(g.batch * (read * (g.m * g.k + g.k * g.n) + written * g.m * g.n) for g in gemms)
 
 
 def inside_bytes(op: LocalOp, *, at_once: bool) -> int:

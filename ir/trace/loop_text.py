@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,9 +10,13 @@ from torch import Tensor
 
 from meshwright.ir.trace.loop_numbers import LoopNumbers, attribute_of_module
 from meshwright.ir.trace.loops import SeenLoop
-
-_NOT_OF_STEPS = frozenset("data detach grad item no_grad numpy requires_grad_ tolist".split())
-"""What hides a gradient or a value."""
+from meshwright.ir.trace.plain_calls import (
+    NOT_OF_STEPS,
+    is_of_outside,
+    is_of_torch,
+    is_plain,
+    only_computes,
+)
 
 
 class NotAlike(Exception):
@@ -50,6 +53,10 @@ class LoopRound:
     """Names of the outside that it reads and does not assign."""
     held: dict[str, Tensor] = field(default_factory=dict)
     """Tensors of modules that it reads, `self.name` -> tensor; `fixed` names them, too."""
+    outer: set[str] = field(default_factory=set)
+    """Names of the file, or of Python, that it reads."""
+    calls: bool = False
+    """Whether it calls functions by name."""
     told: dict[str, int] = field(default_factory=dict)
     """Names that are whole numbers, as the last of these rounds leaves them."""
     kinds: dict[str, torch.dtype] = field(default_factory=dict)
@@ -96,8 +103,8 @@ def read_text(loop: SeenLoop, rounds: int) -> LoopRound:
                 raise NotAlike
             found.writes[name] = place
             target = ast.Name(left_in(name), ast.Store())
-        elif isinstance(target, ast.Name):
-            found.made.add(target.id)
+        elif names := _names_in(target):
+            found.made.update(names)
         else:
             raise NotAlike
         found.lines.append(ast.Assign([target], value))
@@ -109,7 +116,24 @@ def read_text(loop: SeenLoop, rounds: int) -> LoopRound:
         raise NotAlike
     if loop.read_after(found.made - set(found.carried)):
         raise NotAlike
+    if found.calls and not _is_all_plain(found, loop):
+        raise NotAlike
     return found
+
+
+def _is_all_plain(found: LoopRound, loop: SeenLoop) -> bool:
+    """Whether nothing of the outside that a round names could be changed by what it calls. A call
+    has a copy of what is spread into it (`**kwargs`)."""
+    nodes = [x for line in found.lines for x in ast.walk(line)]
+    spread = [x.value for x in nodes if isinstance(x, ast.keyword) and x.arg is None]
+    read = [x for x in nodes if isinstance(x, ast.Name) and x not in spread]
+    named = [loop.values[x.id] for x in read if x.id in found.fixed and x.id not in found.held]
+    for x in spread:
+        held = loop.values.get(x.id) if isinstance(x, ast.Name) else None
+        if not isinstance(held, dict):
+            return False
+        named += held.values()
+    return all(map(is_plain, named)) and all(is_of_outside(loop.names.get(n)) for n in found.outer)
 
 
 def _copy(node: ast.expr) -> ast.expr:
@@ -119,7 +143,17 @@ def _copy(node: ast.expr) -> ast.expr:
 
 def _assigned(line: ast.stmt) -> Iterator[str]:
     targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-    yield from (x.id for x in targets if isinstance(x, ast.Name))
+    yield from (name for x in targets if isinstance(x, ast.expr) for name in _names_in(x))
+
+
+def _names_in(target: ast.expr) -> list[str]:
+    """The names that a line assigns, `a, (b, c) = ...` among others; none if it assigns more."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if not isinstance(target, ast.Tuple):
+        return []
+    found = [_names_in(x) for x in target.elts]
+    return [name for names in found for name in names] if all(found) else []
 
 
 def _counted(line: ast.stmt) -> str:
@@ -228,7 +262,7 @@ class _Rewrite(ast.NodeTransformer):
                 name = f"dtype of {node.value.id}"
                 self._found.kinds[name] = whole.dtype
                 return ast.Name(name, ast.Load())
-        if node.attr in _NOT_OF_STEPS or node.attr.endswith("_"):
+        if node.attr in NOT_OF_STEPS or node.attr.endswith("_"):
             raise NotAlike
         held = attribute_of_module(node, self._loop, self._assigned)
         if isinstance(held, Tensor):
@@ -240,15 +274,22 @@ class _Rewrite(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Of tensors and of modules of functions; what else is called may do more than compute."""
+        """Of tensors and of modules of functions, and functions that only compute; what else is
+        called may do more."""
         asked = node.func
+        if isinstance(asked, ast.Name):
+            own = asked.id in self._assigned or asked.id in self._values
+            if own or not only_computes(self._names.get(asked.id)):
+                raise NotAlike
+            self._found.calls = True
+            return self.generic_visit(node)
         if not isinstance(asked, ast.Attribute):
             raise NotAlike
         while isinstance(asked, ast.Attribute):
             asked = asked.value
         if isinstance(asked, ast.Name) and asked.id not in self._assigned:
             held = self._values.get(asked.id, self._names.get(asked.id))
-            if not isinstance(held, Tensor) and not _is_of_torch(held):
+            if not isinstance(held, Tensor) and not is_of_torch(held):
                 raise NotAlike
         return self.generic_visit(node)
 
@@ -262,7 +303,9 @@ class _Rewrite(ast.NodeTransformer):
         if name in self._assigned:
             if name not in found.made and name not in found.carried:
                 found.carried.append(name)
-        elif name in self._values and name not in found.fixed:
+        elif name not in self._values:
+            found.outer.add(name)
+        elif name not in found.fixed:
             found.fixed.append(name)
         return node
 
@@ -270,10 +313,6 @@ class _Rewrite(ast.NodeTransformer):
         if isinstance(node, ast.Lambda | ast.comprehension | ast.NamedExpr | ast.Await | ast.Yield):
             raise NotAlike
         return super().generic_visit(node)
-
-
-def _is_of_torch(held: object) -> bool:
-    return isinstance(held, ModuleType) and held.__name__.split(".")[0] == "torch"
 
 
 def indices_of(node: ast.Subscript) -> list[ast.expr]:

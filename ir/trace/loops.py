@@ -113,6 +113,28 @@ def _loop(frame: FrameType, over: range) -> SeenLoop | None:
     return SeenLoop(found[0], found[1], over, frame)
 
 
+def text_of(code: CodeType) -> ast.FunctionDef | None:
+    """Returns the text of a function from its file; None if that tells no such function, or has
+    been changed since it was imported."""
+    return _functions_of(code.co_filename).get(code)
+
+
+@cache
+def _functions_of(path: str) -> Mapping[CodeType, ast.FunctionDef]:
+    """Functions of a file, as they are compiled -> their text."""
+    tree = _tree(path)
+    if tree is None:
+        return {}
+    codes = {(x.co_name, x.co_firstlineno): x for x in _codes(compile(tree, path, "exec"))}
+    found = dict[CodeType, ast.FunctionDef]()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            first = min([function.lineno, *(x.lineno for x in function.decorator_list)])
+            if code := codes.get((function.name, first)):
+                found[code] = function
+    return found
+
+
 _Found = tuple[ast.For, ast.FunctionDef, CodeType]
 
 
@@ -122,17 +144,13 @@ def _loops_of(path: str) -> Mapping[int, _Found]:
     tree = _tree(path)
     if tree is None:
         return {}
-    codes = {(x.co_name, x.co_firstlineno): x for x in _codes(compile(tree, path, "exec"))}
     calls = [x.lineno for x in ast.walk(tree) if isinstance(x, ast.Call) and _is_range(x.func)]
     found = dict[int, _Found]()
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            first = min([function.lineno, *(x.lineno for x in function.decorator_list)])
-            code = codes.get((function.name, first))
-            for loop in _of_function(function):
-                line = loop.iter.lineno
-                if code and calls.count(line) == 1 and isinstance(loop.iter, ast.Call):
-                    found[line] = loop, function, code
+    for code, function in _functions_of(path).items():
+        for loop in _of_function(function):
+            line = loop.iter.lineno
+            if calls.count(line) == 1 and isinstance(loop.iter, ast.Call):
+                found[line] = loop, function, code
     return found
 
 

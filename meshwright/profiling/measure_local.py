@@ -364,10 +364,14 @@ def _turn(call: Callable[[], object], load: BusyLoad) -> _TimedTurn:
 def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
     part = torch.ones(nbytes // 4 // size)
     whole = torch.zeros(len(part) * size)
+    counts = [len(part) // size] * size
+    sent, received = part[: sum(counts)], torch.zeros(sum(counts))
     return {
         "all_reduce": partial(dist.all_reduce, whole, group=group),
         "reduce_scatter": lambda: reduce_scatter(part, whole, group).wait(),
         "all_gather": partial(all_gather, whole, part, group),
+        # With sizes, as tokens of experts travel.
+        "all_to_all": partial(dist.all_to_all_single, received, sent, counts, counts, group=group),
     }
 
 

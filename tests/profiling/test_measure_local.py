@@ -36,6 +36,9 @@ def test_measured_cluster(count: int) -> None:
     if count > 1:
         assert link.source == "measured"
         assert 1e6 < link.rate < 1e12 and 0 < link.latency_s < 1
+        # Experts' tokens travel by what was measured of all-to-all, not by what all-reduces say.
+        measured = {known.operation for known in link.curves}
+        assert measured == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"}
 
 
 def test_a_flat_product_tells_what_packing_costs() -> None:

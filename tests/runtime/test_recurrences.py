@@ -81,6 +81,17 @@ def _xlstm() -> nn.Module:
     )  # fmt: skip
 
 
+def _any_xlstm() -> nn.Module:
+    """As its config is by default: whole chunks first, then the rest token by token, in a loop that
+    calls a function."""
+    return xLSTMForCausalLM(
+        xLSTMConfig(
+            vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_blocks=2, num_heads=2,
+            chunk_size=16, use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )
+    )  # fmt: skip
+
+
 class _Balanced(nn.Module):
     """Steps are no tokens: rows and columns of mixing matrices are normed in turns."""
 
@@ -120,6 +131,7 @@ CASES = (
     (ModelCase("kimi", _kimi, _drawn(200), batch_size=2), 1, 1),
     (ModelCase("minimax", _minimax, _drawn(18), batch_size=4), 1, 0),
     (ModelCase("xlstm", _xlstm, _drawn(64), batch_size=4), 2, 0),
+    (ModelCase("xlstm-rest", _any_xlstm, _drawn(69), batch_size=4), 4, 0),
 )
 """Models, how many recurrences they have, and how many triangular systems."""
 

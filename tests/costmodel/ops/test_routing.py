@@ -13,6 +13,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.costmodel.ops.compute import OpTime, formula
 from meshwright.costmodel.ops.expert_passes import as_multiplied_by, passes_beside
+from meshwright.costmodel.ops.kernel_work import forward_work, input_work, weight_work
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.narrow_tokens import casting
 from meshwright.costmodel.ops.routing import FINDING, RoutedTokens, on_busiest, routed
@@ -318,11 +319,55 @@ def test_passes_of_experts_on_a_cpu_are_as_they_run(act: str, gated: bool, biase
     assert more and more.total_s > time.total_s + 1e-3 * 10 * experts  # a product for each run
 
 
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_products_of_experts_move_what_they_run_on(gated: bool, apart: bool) -> None:
+    """What lies between the products is read and written like operands and results of the op."""
+    tokens, experts, width, inner = 256, 8, 64, 48
+    columns = inner * (1 + (gated and not apart))
+    shapes = (tokens, width), (experts, columns, width), (experts, width, inner)
+    hidden, first, down = (torch.rand(shape) for shape in shapes)
+    up = torch.rand(experts, inner, width) if gated and apart else None
+    index = torch.rand(tokens, experts).topk(2).indices
+    given = hidden, index, torch.rand(tokens, 2), first, down, "silu", up
+    with Multiplied() as forward:
+        made, product = experts_forward(*given)
+    with Multiplied() as backward:
+        experts_backward(made, product, *given)
+    sizes = tuple(LocalInput(tuple(x.shape), x.nbytes, i != 1, i > 2)
+                  for i, x in enumerate(x for x in given if isinstance(x, Tensor)))  # fmt: skip
+    flops = 2.0 * tokens * 2 * (inner * (1 + gated) + inner) * width
+    op = LocalOp(TARGET, OpClass.MATMUL, "float32", flops, sizes, (tuple(hidden.shape),),
+                 hidden.nbytes, True)  # fmt: skip
+    to_tokens, to_weights = input_work(op), weight_work(op)
+    assert to_tokens and to_weights
+    assert forward_work(op).nbytes == forward.nbytes
+    assert to_tokens.nbytes + to_weights.nbytes == backward.nbytes
+    # Products of 8-bit floats write two bytes a value.
+    narrow = forward_work(op._replace(dtype="float8_e4m3fn"))
+    written = 2 * tokens * (inner * (1 + gated) + width)
+    assert narrow.nbytes == forward.nbytes // 4 + written
+
+
 def _unmade(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """What a grouped product would give, not computed."""
     if right.ndim == 2:
         return left.new_empty(len(ends), len(left), right.shape[1])
     return left.new_empty(len(left), right.shape[2])
+
+
+class Multiplied(TorchDispatchMode):
+    """Bytes that products of matrices read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if str(func).startswith("aten.mm"):
+            self.nbytes += sum(x.nbytes for x in (*args[:2], made))
+        return made
 
 
 class Moved(TorchDispatchMode):

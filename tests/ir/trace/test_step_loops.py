@@ -2,6 +2,7 @@
 the graph computes what the module does."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -220,6 +221,133 @@ def with_calls(x: Tensor, decay: Tensor) -> Tensor:
     return out * counting.calls
 
 
+def gated(x: Tensor, state: Tensor, *, decay: Tensor, low: float = 0.0, **kwargs: float) -> Any:
+    """As xLSTM's step: sizes are looked at, and all is made by functions that only compute."""
+    batch, width = x.shape
+    if state.shape != (batch, width):
+        raise ValueError(f"a state of {state.shape} is none of {x.shape}")
+    state = kept_part(state, decay) + x * max(1.0, kwargs.get("scale", 1.0)) + low
+    return torch.tanh(state), (state, torch.exp(-state))
+
+
+def kept_part(state: Tensor, decay: Tensor) -> Tensor:
+    if state.dtype == torch.float64:
+        return state * decay
+    return state.to(decay.dtype) * decay
+
+
+def by_function(x: Tensor, decay: Tensor) -> Tensor:
+    state, other, found, more = torch.zeros_like(x[:, 0]), x[:, 0], [], {"scale": 1.5}
+    for i in range(x.shape[1]):
+        part, beside = x[:, i], x[:, i, :1]
+        made, (state, other) = gated(part, state, decay=decay, low=0.25, **more)
+        found.append(made * other + beside)
+    return torch.stack(found, dim=-2) + state[:, None]
+
+
+SEEN = list[int]()
+
+
+def counted(x: Tensor, state: Tensor) -> Tensor:
+    SEEN.append(1)
+    return x + state
+
+
+def looked_up(x: Tensor, state: Tensor) -> Tensor:
+    return x + state * len(SEEN)
+
+
+def put_aside(x: Tensor, state: Tensor, found: Any) -> Tensor:
+    found.append(x)
+    return x + state
+
+
+def added_up(x: Tensor, state: Tensor) -> Tensor:
+    state += x
+    return state
+
+
+def indirectly(x: Tensor, state: Tensor) -> Tensor:
+    return counted(x, state) / 2
+
+
+def hidden(x: Tensor, state: Tensor) -> Tensor:
+    return x + state.detach()
+
+
+def again_and_again(x: Tensor, state: Tensor, left: int = 2) -> Tensor:
+    return again_and_again(x, state, left - 1) if left else x + state
+
+
+def stopped(x: Tensor, state: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x + state
+
+
+def by_counting(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = counted(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_looking_up(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = looked_up(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_putting_aside(x: Tensor, decay: Tensor) -> Tensor:
+    state, out, aside = torch.zeros_like(x[:, 0]), torch.zeros_like(x), list[Tensor]()
+    for i in range(x.shape[1]):
+        state = put_aside(x[:, i], state * decay, aside)
+        out[:, i] = state
+    return out + len(aside)
+
+
+def by_adding_up(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = added_up(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_another(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = indirectly(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_hiding(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = hidden(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_asking_itself(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = again_and_again(x[:, i], state * decay)
+        out[:, i] = state
+    return out
+
+
+def by_stopping(x: Tensor, decay: Tensor) -> Tensor:
+    state, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = stopped(x[:, i], state * decay) * x[:, i]
+        out[:, i] = state
+    return out
+
+
 class Steps(nn.Module):
     """Something computed token by token."""
 
@@ -246,7 +374,9 @@ def _traced(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[Graph, Steps, 
      (layers, 0), (of_neighbour, 0),
      (by_number, 0), (in_place, 0),
      (without_gradient, 0), (told_afterwards, 0), (broadcast, 0), (half_of_it, 0), (growing, 0),
-     (with_calls, 0)],
+     (with_calls, 0), (by_function, 1), (by_counting, 0), (by_looking_up, 0),
+     (by_putting_aside, 0), (by_adding_up, 0), (by_another, 0), (by_hiding, 0),
+     (by_asking_itself, 0), (by_stopping, 0)],
 )  # fmt: skip
 def test_a_loop_is_a_recurrence_only_if_all_rounds_are_alike(
     compute: Callable[[Tensor, Tensor], Tensor], found: int
