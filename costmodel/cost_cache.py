@@ -59,10 +59,13 @@ class StageCost:
     blocks: tuple[BlockCost, ...] = ()
     """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
     block_saved: tuple[int, ...] = ()
+    """`saved_bytes` by the block whose backward is the last to need them."""
     block_entering: tuple[int, ...] = ()
     """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
     block keeps."""
-    """`saved_bytes` by the block whose backward is the last to need them."""
+    block_passing: tuple[int, ...] = ()
+    """What is there as a block's forward runs and goes with the last one that reads it: values of
+    the prelude that none keeps."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
 
@@ -296,9 +299,11 @@ class CostTables:
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        saved[0] += prelude.made_bytes
+        passing = self._passing(blocks, costs, modes, spot)
+        stays = sum([nbytes for name, nbytes in prelude.made if name not in passing])
+        saved[0] += stays
         entering = [0] * len(blocks)
-        entering[0] = prelude.made_bytes
+        entering[0] = stays
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
@@ -318,10 +323,32 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
+            block_passing=tuple([
+                sum([n for name, n in prelude.made if index <= passing.get(name, -1)])
+                for index in range(len(blocks))
+            ]),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),
         )
+
+    def _passing(
+        self,
+        blocks: Sequence[Block],
+        costs: Sequence[BlockCost],
+        modes: Sequence[Mode],
+        spot: BlockSpot,
+    ) -> dict[str, int]:
+        """Values of the prelude that no block keeps -> the last one that reads it. A block that
+        runs again, or part of it, keeps what it reads; so does a recording."""
+        last, kept = dict[str, int](), set[str]()
+        for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
+            roots = [self.facts.roots[name] for name in block.inputs]
+            keeps = bool(mode) or spot.captured or not cost.passes
+            passes = [False] * len(roots) if keeps else cost.passes
+            kept |= {root for root, passed in zip(roots, passes, strict=True) if not passed}
+            last |= dict.fromkeys(roots, index)
+        return {root: index for root, index in last.items() if root not in kept}
 
     def _each(
         self,

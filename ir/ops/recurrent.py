@@ -202,7 +202,8 @@ def _cells_temporaries(
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
     back what it kept: of each value of a gate, `freed` at least. Gradients of the weight of a
     projection are added up as those of the state's are, before them. What autocast has cast has
-    narrow gradients, of a projection cast back in each step, of other weights when all have run."""
+    narrow gradients, of a projection cast back in each step, of other weights when all have run;
+    then the copy of the weight has gone, too."""
     layers, width = _by_cells(op, part), part.width
     if not layers:
         return 0
@@ -216,6 +217,7 @@ def _cells_temporaries(
             ends = index == len(layers[number]) - 1 and number < len(layers) - 1
             state, read = gates * one.cells * one.width, gates * one.cells * one.given
             bias, after = gates * one.cells * biases, stored * one.projection
+            copies = [casts * width * values for values in (state, read)]
             made, back = width * gates * one.gated, width * one.steps * one.samples * one.given
             turned = width * one.projection * casts
             gone = (width * freed + (stored - width) * _WIDE * has_state) * one.gated
@@ -223,12 +225,12 @@ def _cells_temporaries(
             adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
             most = max(most, done + after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += after + stored * (state + bias) - gone
+            done += after + stored * (state + bias) - gone - copies[0]
             done -= ends * len(layers[number]) * width * one.made
             most = max(most, done + max(2 * made, width * state * casts))
             done += width * read + stored * bias + back * reads
-            most = max(most, done + made, done + stored * read * casts)
-            done += (stored - width) * read
+            most = max(most, done + made, done + stored * read * casts - copies[1])
+            done += (stored - width) * read - copies[1]
             done -= back * reads * (index > 0)  # the second is added to the first in place
     weights = sum([prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")])
     return most - width * part.wanted_values() - (stored - width) * weights
