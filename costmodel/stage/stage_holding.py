@@ -83,6 +83,7 @@ def stage_memory_of(
                        for one in own.tied]),
                 rest if form.exchange.fetches else frozenset(),
                 not costs.device.is_apart,
+                _made([o.casting for o in own.owned], form.exchange),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),

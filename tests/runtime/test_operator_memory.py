@@ -216,6 +216,9 @@ CELLS = {
     "gru of three layers": (nn.GRU, {"num_layers": 3}, 16),
     "gru of two directions": (nn.GRU, {"bidirectional": True, "bias": False}, 16),
     "gru of few samples": (nn.GRU, {"hidden_size": 128, "num_layers": 2}, 1),
+    "gru of two layers and directions": (nn.GRU, {"num_layers": 2, "bidirectional": True}, 16),
+    "gru with dropout": (nn.GRU, {"num_layers": 3, "dropout": 0.1}, 16),
+    "rnn of few samples": (nn.RNN, {"hidden_size": 128, "num_layers": 2}, 1),
     "rnn": (nn.RNN, {"nonlinearity": "relu"}, 16),
     "rnn of three layers": (nn.RNN, {"num_layers": 3, "batch_first": False}, 16),
     "rnn of two directions": (nn.RNN, {"num_layers": 2, "bidirectional": True}, 16),
@@ -271,6 +274,26 @@ def test_weights_that_autocast_casts_for_each_step_are_there(name: str) -> None:
     data = torch.randn(samples, 32, 32)
     found = told_of_held(_Recurrent(kind, **given), (data,), "bf16-autocast")
     assert found == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+@pytest.mark.parametrize("name", [name for name in CELLS if name.startswith(("rnn", "gru"))])
+def test_narrow_products_of_cells_are_predicted(name: str, precision: str) -> None:
+    """States of a GRU stay in float32 under autocast, those of plain RNNs do not. Initial states
+    are there until the forward has read them, as copies are kept."""
+    kind, given, samples = CELLS[name]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    assert found == pytest.approx(1.0, abs=0.005)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_gradients_of_copies_are_cast_in_the_order_of_parameters() -> None:
+    """Those that come later are narrow while the largest is cast."""
+    kind, given, samples = CELLS["projected lstm of few samples"]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), "bf16")
+    assert found == pytest.approx(1.0, abs=0.002)
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:
