@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.costmodel.as_run import as_run
 from meshwright.costmodel.block.block import BlockCost, PreludeCost, price_prelude
@@ -35,6 +36,17 @@ from meshwright.ir.styles import style as known_style
 
 Mode = bool | Policy
 """Whether a block is recomputed whole, or what becomes of what its ops make."""
+
+
+class Passing(NamedTuple):
+    """A value that blocks read and none keeps."""
+
+    name: str
+    nbytes: int
+    first: int
+    """Position of the first block in whose forward it is there, though that has not made it."""
+    last: int
+    """Of the last that reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,8 +311,9 @@ class CostTables:
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        passing = self._passing(blocks, costs, modes, spot)
-        stays = sum([nbytes for name, nbytes in prelude.made if name not in passing])
+        passing = self._passing(blocks, costs, modes, spot, prelude, kept)
+        names = {value.name for value in passing}
+        stays = sum([nbytes for name, nbytes in prelude.made if name not in names])
         saved[0] += stays
         entering = [0] * len(blocks)
         entering[0] = stays
@@ -324,7 +337,7 @@ class CostTables:
             block_saved=tuple(saved),
             block_entering=tuple(entering),
             block_passing=tuple([
-                sum([n for name, n in prelude.made if index <= passing.get(name, -1)])
+                sum([value.nbytes for value in passing if value.first <= index <= value.last])
                 for index in range(len(blocks))
             ]),
             block_waiting=waiting_bytes(
@@ -338,17 +351,30 @@ class CostTables:
         costs: Sequence[BlockCost],
         modes: Sequence[Mode],
         spot: BlockSpot,
-    ) -> dict[str, int]:
-        """Values of the prelude that no block keeps -> the last one that reads it. A block that
-        runs again, or part of it, keeps what it reads; so does a recording."""
-        last, kept = dict[str, int](), set[str]()
+        prelude: PreludeCost,
+        kept: Mapping[str, int],
+    ) -> list[Passing]:
+        """What blocks read and none keeps (`kept`: bytes): values without a gradient, and those of
+        the prelude. A block that runs again, or part of it, keeps what it reads; so does a
+        recording."""
+        found: dict[str, Passing] = {}
+        made: dict[str, int] = {}
+        sizes, stays = dict(prelude.made), set[str]()
         for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
-            roots = [self.facts.roots[name] for name in block.inputs]
-            keeps = bool(mode) or spot.captured or not cost.passes
-            passes = [False] * len(roots) if keeps else cost.passes
-            kept |= {root for root, passed in zip(roots, passes, strict=True) if not passed}
-            last |= dict.fromkeys(roots, index)
-        return {root: index for root, index in last.items() if root not in kept}
+            again = (mode and cost.backward_s > 0) or spot.captured
+            known = cost.passes or (False,) * len(block.inputs)
+            for name, nbytes, passes in zip(block.inputs, cost.input_bytes, known, strict=True):
+                root = self.facts.roots[name]
+                if again or kept.get(root) or (root in sizes and not passes):
+                    stays.add(root)
+                begin = found[root].first if root in found else made.get(root, -1) + 1
+                found[root] = Passing(root, sizes.get(root, nbytes), begin, index)
+            made |= {self.facts.roots[name]: index for name in block.outputs}
+        tensors = self.graph.tensors
+        return [
+            value for root, value in found.items()
+            if root not in stays and tensors[root].kind is Kind.ACTIVATION
+        ]  # fmt: skip
 
     def _each(
         self,
