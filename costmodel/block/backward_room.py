@@ -111,6 +111,8 @@ class SplitRoom(NamedTuple):
     that is a whole backward."""
     adding: int | None = None
     """By which it is more where these are added to those that are there; None: not known."""
+    late: int = 0
+    """By which it is less where there are none before, as they come one after the other."""
 
 
 def split_room(
@@ -131,6 +133,7 @@ def split_room(
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
     released, released_outputs, second, added, joined = 0, 0, 0, 0, False
+    turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
         if not number:
@@ -145,6 +148,7 @@ def split_room(
             if made_of.reads(step):
                 own = made_of.by(step)[0]
                 joined, second = True, max(second, beside, before - own)
+                turns.append((made_of.place(step, block), own, max(beside, before - own)))
                 added = max(added, beside + own, before)
                 live.keeps(results)
             live.goes(results, passed)
@@ -158,8 +162,19 @@ def split_room(
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
-    more = added - second
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more)
+    more, late = added - second, second - _growing(turns)
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late)
+
+
+def _growing(turns: Iterable[tuple[int, int, int]]) -> int:
+    """Most in a second half beside gradients of all its parameters, of which it makes those of one
+    op after the other: where the first of an op is among the block's parameters, bytes of its
+    gradients, and what is there beside these. Nothing else goes meanwhile."""
+    found, later = 0, 0
+    for _, own, beside in sorted(turns, reverse=True):
+        found = max(found, beside - later)
+        later += own
+    return found
 
 
 class _Live:
@@ -258,6 +273,12 @@ class _WeightGradients:
     def reads(self, step: OpStep) -> bool:
         """Whether an op reads a parameter that is trained."""
         return bool(self._of(step))
+
+    def place(self, step: OpStep, block: Block) -> int:
+        """Where the first parameter that an op reads is among those of its block."""
+        own = {name for name, _ in self._of(step)}
+        roots = [self._roots.get(name, name) for name in block.params]
+        return min([i for i, name in enumerate(roots) if name in own], default=0)
 
     @property
     def waiting_bytes(self) -> int:

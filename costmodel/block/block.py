@@ -99,6 +99,8 @@ class BlockCost:
     in a whole backward."""
     second_adding_bytes: int | None = None
     """By which it is more where these are added to those that are there; None: not known."""
+    second_late_bytes: int = 0
+    """By which it is less where there are none before."""
     released_bytes: int = 0
     """Of `saved_bytes`, what goes with the first half."""
     released_outputs: int = 0
@@ -397,6 +399,7 @@ def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
         cost, halved_bytes=halves.kept - halves.released,
         halving_bytes=halves.first - halves.kept + halves.released,
         second_bytes=halves.second, second_adding_bytes=halves.adding,
+        second_late_bytes=halves.late,
         released_bytes=halves.released,
         released_outputs=halves.released_outputs,
     )  # fmt: skip

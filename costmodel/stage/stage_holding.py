@@ -221,6 +221,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 + moved
                 + before,
                 second_adding=cost.second_adding_bytes,
+                second_late=cost.second_late_bytes,
                 remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])
