@@ -35,10 +35,16 @@ def batch_norm(
             input, weight, bias, mean, variance, mean is None, momentum, eps, cudnn_enabled
         )
     axes, count = comm.of_replica(axes, count)
-    if not channel_axis and not any(comm.line(axis).size > 1 for axis in axes):
-        return torch.batch_norm(
-            input, weight, bias, running_mean, running_var, True, momentum, eps, cudnn_enabled
-        )
+    if not any(comm.line(axis).size > 1 for axis in axes):
+        each = [running_mean, running_var]
+        if channel_axis:  # autograd has those of this rank, and nobody may change them after that
+            own = [_mine(comm, running, channel_axis, channels) for running in each]
+            each = [None if x is None else x.clone() for x in own]
+        made = torch.batch_norm(input, weight, bias, *each, True, momentum, eps, cudnn_enabled)
+        for running, now in zip((running_mean, running_var), each, strict=True):
+            if running is not None and now is not None and channel_axis:
+                running.copy_(comm.all_gather(now, channel_axis, 0, channels))
+        return made
     dims = [0, *range(2, input.ndim)]
     shape = [1, -1] + [1] * (input.ndim - 2)
     wide = input.float() if input.element_size() < 4 else input  # as torch's kernel adds up
