@@ -3,6 +3,7 @@ their way, less what ops have saved whose backward has run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from meshwright.costmodel.block.moved_room import moved_back
@@ -11,6 +12,8 @@ from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block
 from meshwright.ir.graph.rules import given
+from meshwright.ir.layout.layout import Partial
+from meshwright.ir.ops import facts
 
 _LINEAR = "aten.linear.default"
 
@@ -54,7 +57,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
             elements = walk.local.elements
-            made, passed, new = _made_by(step, elements, roots, live)
+            made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
             beside, least, before = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
@@ -141,7 +144,7 @@ def split_room(
         number -= 1
         step, (beside, least, before) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
-            made, passed, new = _made_by(step, elements, roots, live)
+            made, passed, new = _made_by(walk, step, roots, live)
             now = live.with_kept_bytes + new + max(beside, before)
             first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
@@ -316,15 +319,16 @@ class _WeightGradients:
 
 
 def _made_by(
-    step: OpStep, elements: Sequence[int], roots: Mapping[str, str], live: _Live
+    walk: Walk, step: OpStep, roots: Mapping[str, str], live: _Live
 ) -> tuple[dict[str, int], set[str], int]:
     """Gradients of operands that an op makes, those that are the gradient of its result, and bytes
     of all that it makes."""
     made, passed, new = dict[str, int](), set[str](), 0
+    elements, spreads = walk.local.elements, _spreads(walk, step)
     for name, operand in zip(step.op.inputs, step.inputs, strict=True):
         if operand.requires_grad and not operand.is_param:
             nbytes = elements[operand.value] * operand.width
-            if _is_sum(step, nbytes, elements) and not live.has(roots[name]):
+            if (spreads or _is_sum(step, nbytes, elements)) and not live.has(roots[name]):
                 passed.add(roots[name])
                 continue
             new += nbytes
@@ -354,6 +358,18 @@ def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     ((value, width), *_) = step.outputs
     plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
     return plain and elements[value] * width == nbytes
+
+
+def _spreads(walk: Walk, step: OpStep) -> bool:
+    """Whether the gradient of a sum's operand is a view of its result's, spread out. A mean over
+    parts of a value is a sum that is divided."""
+    if step.op_class is not OpClass.REDUCTION or step.inputs[0].width != step.outputs[0][1]:
+        return False
+    if step.op.target.startswith("aten.mean."):
+        whole = prod(walk.facts.graph.tensors[step.op.inputs[0]].shape)
+        is_part = walk.local.elements[step.inputs[0].value] < whole
+        return is_part and any(isinstance(s.outputs[0], Partial) for s in step.strategies.values())
+    return facts(step.op.target).backward == "handed on"
 
 
 def _until(walk: Walk, ops: Sequence[OpStep]) -> dict[str, float]:
