@@ -63,6 +63,8 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
+            if facts(step.op.target).lets_go:
+                now -= live.own_bytes([roots.get(name, name) for name in step.op.outputs])
             early = live.nbytes + new + before - freed
             results = {roots.get(name, name) for name in step.op.outputs}
             alone = _alone(step, elements) + max(beside, before) + again + made_of.sum_bytes(step)
@@ -204,6 +206,11 @@ class _Live:
 
     def has(self, name: str) -> bool:
         return name in self._of
+
+    def own_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of the gradients of these values that nobody else has."""
+        own = [name for name in names if name in self._of and not self._is_of_others(name)]
+        return sum([self._sizes[self._of[name]] for name in own])
 
     def comes(self, made: Mapping[str, int]) -> int:
         """Values without a gradient get one of so many bytes; to one that somebody else has nothing

@@ -495,6 +495,14 @@ class Walk(Trace):
             return inside
         return count(step.op, self._part(step, local), inside)
 
+    def _widened(self, step: OpStep, local: LocalOp) -> int:
+        """Bytes of the copy in float32 that the op keeps of a value which was wide as it was traced
+        and is not."""
+        traced = DTYPE_BYTES[self._tensor(step.op.inputs[0]).dtype]
+        if not facts(step.op.target).widens or self.site.device.kind != "cpu":
+            return 0
+        return self.local.elements[step.inputs[0].value] * traced * (step.inputs[0].width < traced)
+
     def _save_result(self, op: Op) -> None:
         """An op keeps its first result."""
         name = op.outputs[0]
@@ -515,11 +523,11 @@ class Walk(Trace):
         """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
         inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
-        shared = self._shared(step)
+        shared, widened = self._shared(step), self._widened(step, local)
         for kept in step.kept:
             if own is not None and kept.name in op.outputs:
                 continue
-            if shared and kept.name == op.inputs[0]:
+            if (shared or widened) and kept.name == op.inputs[0]:
                 continue
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
@@ -534,8 +542,8 @@ class Walk(Trace):
         elif by_cpu is not None:
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
-        elif inside and step.has_gradient:
-            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside)
+        elif (inside or widened) and step.has_gradient:
+            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside) + widened
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -48,6 +48,9 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "real transform": lambda y: torch.fft.irfft(torch.fft.rfft(y) * 2, n=256).sin().mean(),
     "whole transform": lambda y: (y + torch.fft.fft2(y).real * 0.01).sin().mean(),
     "shared keys": lambda y: _attend(y.view(8, 64, 256)).sin().mean(),
+    "sum": lambda y: y.square().sum() / y.numel(),
+    "sums of rows": lambda y: y.sin().exp().sum(-1).sin().mean(),
+    "root mean square": lambda y: F.rms_norm(y, (256,)).exp().mean(),
     "unit rows": lambda y: F.normalize(y, dim=-1)[..., 0].mean(),
 }
 
@@ -78,6 +81,37 @@ class _Loss(nn.Module):
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_backwards_hold_inside_is_predicted(name: str) -> None:
     _check(_Loss(LOSSES[name]))
+
+
+def test_means_over_parts_are_sums_that_are_divided() -> None:
+    """The gradient of what is summed is a view, spread out."""
+    data = (torch.randn(512, 64),)
+    told = told_of_held(_Loss(lambda y: y.exp().mean()), data, "fp32", microbatches=2)
+    assert told == pytest.approx(1.0, abs=0.001)
+
+
+class _Normed(nn.Module):
+    """Layers behind norms that torch runs operator after operator on a CPU, in float32."""
+
+    def __init__(self, *, weighted: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(64, elementwise_affine=weighted), nn.Linear(64, 64), nn.GELU())
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
+def test_norms_by_the_root_mean_square_hold_squares(precision: str, weighted: bool) -> None:
+    told = told_of_held(_Normed(weighted=weighted), (torch.randn(512, 64),), precision)
+    assert told == pytest.approx(1.0, abs=0.005)
 
 
 def test_gradients_that_a_block_was_given_are_there_to_its_end() -> None:
