@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.costmodel.as_run import as_run
 from meshwright.costmodel.block.block import BlockCost, PreludeCost, price_prelude
@@ -37,6 +38,17 @@ Mode = bool | Policy
 """Whether a block is recomputed whole, or what becomes of what its ops make."""
 
 
+class Passing(NamedTuple):
+    """A value that blocks read and none keeps."""
+
+    name: str
+    nbytes: int
+    first: int
+    """Position of the first block in whose forward it is there, though that has not made it."""
+    last: int
+    """Of the last that reads it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
     """One micro-batch of a run of blocks on one rank."""
@@ -59,10 +71,13 @@ class StageCost:
     blocks: tuple[BlockCost, ...] = ()
     """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
     block_saved: tuple[int, ...] = ()
+    """`saved_bytes` by the block whose backward is the last to need them."""
     block_entering: tuple[int, ...] = ()
     """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
     block keeps."""
-    """`saved_bytes` by the block whose backward is the last to need them."""
+    block_passing: tuple[int, ...] = ()
+    """What is there as a block's forward runs and goes with the last one that reads it: values of
+    the prelude that none keeps."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
 
@@ -296,9 +311,12 @@ class CostTables:
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        saved[0] += prelude.made_bytes
+        passing = self._passing(blocks, costs, modes, spot, prelude, kept)
+        gone = {value.name for value in passing}
+        stays = sum([nbytes for name, nbytes in prelude.made if name not in gone])
+        saved[0] += stays
         entering = [0] * len(blocks)
-        entering[0] = prelude.made_bytes
+        entering[0] = stays
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
@@ -318,10 +336,47 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
+            block_passing=tuple(
+                [
+                    sum([value.nbytes for value in passing if value.first <= index <= value.last])
+                    for index in range(len(blocks))
+                ]
+            ),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),
         )
+
+    def _passing(
+        self,
+        blocks: Sequence[Block],
+        costs: Sequence[BlockCost],
+        modes: Sequence[Mode],
+        spot: BlockSpot,
+        prelude: PreludeCost,
+        kept: Mapping[str, int],
+    ) -> list[Passing]:
+        """What blocks read and none keeps (`kept`: bytes): values without a gradient, and those of
+        the prelude. A block that runs again, or part of it, keeps what it reads; so does a
+        recording."""
+        found: dict[str, Passing] = {}
+        made: dict[str, int] = {}
+        sizes, stays = dict(prelude.made), set[str]()
+        for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
+            again = (mode and cost.backward_s > 0) or spot.captured
+            known = cost.passes or (False,) * len(block.inputs)
+            for name, nbytes, passes in zip(block.inputs, cost.input_bytes, known, strict=True):
+                root = self.facts.roots[name]
+                if again or kept.get(root) or (root in sizes and not passes):
+                    stays.add(root)
+                begin = found[root].first if root in found else made.get(root, -1) + 1
+                found[root] = Passing(root, sizes.get(root, nbytes), begin, index)
+            made |= {self.facts.roots[name]: index for name in block.outputs}
+        tensors = self.graph.tensors
+        return [
+            value for root, value in found.items()
+            if root not in stays and tensors[root].kind is Kind.ACTIVATION
+        ]  # fmt: skip
 
     def _each(
         self,

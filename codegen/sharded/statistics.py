@@ -35,10 +35,16 @@ def batch_norm(
             input, weight, bias, mean, variance, mean is None, momentum, eps, cudnn_enabled
         )
     axes, count = comm.of_replica(axes, count)
-    if not channel_axis and not any(comm.line(axis).size > 1 for axis in axes):
-        return torch.batch_norm(
-            input, weight, bias, running_mean, running_var, True, momentum, eps, cudnn_enabled
+    if not any(comm.line(axis).size > 1 for axis in axes):
+        mean = _own(comm, running_mean, channel_axis, channels)
+        variance = _own(comm, running_var, channel_axis, channels)
+        made = torch.batch_norm(
+            input, weight, bias, mean, variance, True, momentum, eps, cudnn_enabled
         )
+        for running, now in ((running_mean, mean), (running_var, variance)):
+            if running is not None and now is not None and channel_axis:
+                running.copy_(comm.all_gather(now, channel_axis, 0, channels))
+        return made
     dims = [0, *range(2, input.ndim)]
     shape = [1, -1] + [1] * (input.ndim - 2)
     wide = input.float() if input.element_size() < 4 else input  # as torch's kernel adds up
@@ -65,6 +71,12 @@ def _mine(
     comm: Comm, running: Tensor | None, axis: str, channels: tuple[int, ...]
 ) -> Tensor | None:
     return running if running is None or not axis else comm.slice(running, axis, 0, channels)
+
+
+def _own(comm: Comm, running: Tensor | None, axis: str, channels: tuple[int, ...]) -> Tensor | None:
+    """A copy where channels are split: autograd has it, so that nobody may change it later."""
+    mine = _mine(comm, running, axis, channels)
+    return mine if mine is None or not axis else mine.clone()
 
 
 def _track(

@@ -3,6 +3,7 @@ their way, less what ops have saved whose backward has run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from meshwright.costmodel.block.moved_room import moved_back
@@ -11,6 +12,8 @@ from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block
 from meshwright.ir.graph.rules import given
+from meshwright.ir.layout.layout import Partial
+from meshwright.ir.ops import facts
 
 _LINEAR = "aten.linear.default"
 
@@ -54,12 +57,15 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
         step = steps[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, walk.local.elements):
             elements = walk.local.elements
-            made, passed, new = _made_by(step, elements, roots, live)
+            made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
+            narrow, widest = made_of.cast_by(step)
             beside, least, before = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
+            if facts(step.op.target).lets_go:
+                now -= live.own_bytes([roots.get(name, name) for name in step.op.outputs])
             early = live.nbytes + new + before - freed
             results = {roots.get(name, name) for name in step.op.outputs}
             alone = _alone(step, elements) + max(beside, before) + again + made_of.sum_bytes(step)
@@ -74,17 +80,23 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
-            adding = max(adding, now - again - freed + own + made_of.waiting_bytes)
-            if now - freed - less > growing:
-                growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
+            # Those of copies are narrow until the op has run.
+            late = own - narrow if narrow else 0
+            adding = max(adding, now - again - freed + own - late + made_of.waiting_bytes)
+            if now - freed - less - late > growing:
+                growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             apart = max(live.comes(made), back)
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
-                most, growing = max(most, then), max(growing, then - less)
-                adding = max(adding, then + made_of.waiting_bytes)
+                most, growing = max(most, then), max(growing, then - less - late)
+                adding = max(adding, then + narrow + made_of.waiting_bytes)
+            if narrow:  # they are cast, one after the other
+                then = live.nbytes - freed + narrow
+                growing = max(growing, then - less)
+                adding = max(adding, then + widest + made_of.waiting_bytes)
             if again:  # the op has run, and its gradients are added to those that wait
                 then = live.nbytes - freed + again + made_of.sum_bytes(step)
                 most, growing = max(most, then), max(growing, then - less)
@@ -111,6 +123,8 @@ class SplitRoom(NamedTuple):
     that is a whole backward."""
     adding: int | None = None
     """By which it is more where these are added to those that are there; None: not known."""
+    late: int = 0
+    """By which it is less where there are none before, as they come one after the other."""
 
 
 def split_room(
@@ -131,6 +145,7 @@ def split_room(
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
     released, released_outputs, second, added, joined = 0, 0, 0, 0, False
+    turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
         if not number:
@@ -138,13 +153,14 @@ def split_room(
         number -= 1
         step, (beside, least, before) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
-            made, passed, new = _made_by(step, elements, roots, live)
+            made, passed, new = _made_by(walk, step, roots, live)
             now = live.with_kept_bytes + new + max(beside, before)
             first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
             if made_of.reads(step):
                 own = made_of.by(step)[0]
                 joined, second = True, max(second, beside, before - own)
+                turns.append((made_of.place(step, block), own, max(beside, before - own)))
                 added = max(added, beside + own, before)
                 live.keeps(results)
             live.goes(results, passed)
@@ -158,8 +174,19 @@ def split_room(
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
-    more = added - second
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more)
+    more, late = added - second, second - _growing(turns)
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late)
+
+
+def _growing(turns: Iterable[tuple[int, int, int]]) -> int:
+    """Most in a second half beside gradients of all its parameters, of which it makes those of one
+    op after the other: where the first of an op is among the block's parameters, bytes of its
+    gradients, and what is there beside these. Nothing else goes meanwhile."""
+    found, later = 0, 0
+    for _, own, beside in sorted(turns, reverse=True):
+        found = max(found, beside - later)
+        later += own
+    return found
 
 
 class _Live:
@@ -186,6 +213,11 @@ class _Live:
 
     def has(self, name: str) -> bool:
         return name in self._of
+
+    def own_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of the gradients of these values that nobody else has."""
+        own = [name for name in names if name in self._of and not self._is_of_others(name)]
+        return sum([self._sizes[self._of[name]] for name in own])
 
     def comes(self, made: Mapping[str, int]) -> int:
         """Values without a gradient get one of so many bytes; to one that somebody else has nothing
@@ -259,6 +291,12 @@ class _WeightGradients:
         """Whether an op reads a parameter that is trained."""
         return bool(self._of(step))
 
+    def place(self, step: OpStep, block: Block) -> int:
+        """Where the first parameter that an op reads is among those of its block."""
+        own = {name for name, _ in self._of(step)}
+        roots = [self._roots.get(name, name) for name in block.params]
+        return min([i for i, name in enumerate(roots) if name in own], default=0)
+
     @property
     def waiting_bytes(self) -> int:
         return sum(self._waiting.values())
@@ -268,6 +306,20 @@ class _WeightGradients:
         own = self._of(step)
         again = [nbytes for name, nbytes in own if name in self._waiting]
         return sum([nbytes for _, nbytes in own]), sum(again)
+
+    def cast_by(self, step: OpStep) -> tuple[int, int]:
+        """Returns bytes of the gradients that an op makes of copies that autocast has made of
+        parameters, and those of the largest when it is cast back; (0, 0): of none."""
+        target = step.op.target
+        if not target.startswith("aten.") or facts(target).cpu_casts:
+            return 0, 0  # fused operators and cells say themselves what they have
+        found = [
+            (self._elements[operand.value] * operand.width,
+             self._elements[operand.value] * operand.own_width)
+            for operand in step.inputs
+            if operand.is_param and operand.requires_grad and operand.width < operand.own_width
+        ]  # fmt: skip
+        return sum([made for made, _ in found]), max([wide for _, wide in found], default=0)
 
     def sum_bytes(self, step: OpStep) -> int:
         """Returns the most that a sum takes beside its two terms: autograd adds to the first in
@@ -295,15 +347,16 @@ class _WeightGradients:
 
 
 def _made_by(
-    step: OpStep, elements: Sequence[int], roots: Mapping[str, str], live: _Live
+    walk: Walk, step: OpStep, roots: Mapping[str, str], live: _Live
 ) -> tuple[dict[str, int], set[str], int]:
     """Gradients of operands that an op makes, those that are the gradient of its result, and bytes
     of all that it makes."""
     made, passed, new = dict[str, int](), set[str](), 0
+    elements, spreads = walk.local.elements, _spreads(walk, step)
     for name, operand in zip(step.op.inputs, step.inputs, strict=True):
         if operand.requires_grad and not operand.is_param:
             nbytes = elements[operand.value] * operand.width
-            if _is_sum(step, nbytes, elements) and not live.has(roots[name]):
+            if (spreads or _is_sum(step, nbytes, elements)) and not live.has(roots[name]):
                 passed.add(roots[name])
                 continue
             new += nbytes
@@ -333,6 +386,18 @@ def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     ((value, width), *_) = step.outputs
     plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
     return plain and elements[value] * width == nbytes
+
+
+def _spreads(walk: Walk, step: OpStep) -> bool:
+    """Whether the gradient of a sum's operand is a view of its result's, spread out. A mean over
+    parts of a value is a sum that is divided."""
+    if step.op_class is not OpClass.REDUCTION or step.inputs[0].width != step.outputs[0][1]:
+        return False
+    if step.op.target.startswith("aten.mean."):
+        whole = prod(walk.facts.graph.tensors[step.op.inputs[0]].shape)
+        is_part = walk.local.elements[step.inputs[0].value] < whole
+        return is_part and any(isinstance(s.outputs[0], Partial) for s in step.strategies.values())
+    return facts(step.op.target).backward == "handed on"
 
 
 def _until(walk: Walk, ops: Sequence[OpStep]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Cost of one block on one rank: its ops at local shapes, and the conversions between them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from meshwright.costmodel.block.backward_room import SplitRoom, backward_room, s
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.forward_room import forward_room
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
-from meshwright.costmodel.block.reprice import SavedKey
+from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.costmodel.block.site import USUAL
 from meshwright.costmodel.comm.comm import group_levels
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
@@ -99,6 +99,8 @@ class BlockCost:
     in a whole backward."""
     second_adding_bytes: int | None = None
     """By which it is more where these are added to those that are there; None: not known."""
+    second_late_bytes: int = 0
+    """By which it is less where there are none before."""
     released_bytes: int = 0
     """Of `saved_bytes`, what goes with the first half."""
     released_outputs: int = 0
@@ -130,6 +132,9 @@ class BlockCost:
     adding_bytes: int | None = None
     """By which it needs more where gradients of its parameters are added to those that are there;
     None: not known."""
+    passes: tuple[bool, ...] = ()
+    """Per `Block.inputs`, whether it is a value of the prelude that its ops read and none keeps, as
+    autocast has cast it; empty: not known."""
     logits: int = 0
     """Most that a loss reads of a micro-batch."""
     most_at: float = 0.0
@@ -370,6 +375,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         eased_bytes=walk.workspace - most,
         late_bytes=most - room.growing,
         adding_bytes=room.adding,
+        passes=tuple(_passes(walk, block)),
         logits=walk.logits,
         most_at=room.at,
         flops=walk.flops,
@@ -393,6 +399,7 @@ def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
         cost, halved_bytes=halves.kept - halves.released,
         halving_bytes=halves.first - halves.kept + halves.released,
         second_bytes=halves.second, second_adding_bytes=halves.adding,
+        second_late_bytes=halves.late,
         released_bytes=halves.released,
         released_outputs=halves.released_outputs,
     )  # fmt: skip
@@ -439,12 +446,21 @@ def _left_at_border(walk: Walk, name: str, where: Where) -> int:
     return walk.nbytes(name, where) if ours and tensor.requires_grad else 0
 
 
+def _passes(walk: Walk, block: Block) -> Iterator[bool]:
+    facts, kept = walk.facts, set[str]()
+    for step in walk.script:
+        if isinstance(step, OpStep):
+            kept |= {facts.roots[tensor.memory[0]] for tensor in step.kept if not tensor.key}
+    for name in block.inputs:
+        yield name in facts.prelude_values and facts.roots[name] not in kept
+
+
 class PreludeCost(NamedTuple):
     """Of the ops before all blocks that some of these need."""
 
     forward_s: float = 0.0
-    made_bytes: int = 0
-    """Of each micro-batch, while its blocks run; what nobody but the prelude reads is gone."""
+    made: tuple[tuple[str, int], ...] = ()
+    """Values with bytes, of each micro-batch; what nobody but the prelude reads is gone."""
     state: tuple[tuple[str, int], ...] = ()
     """Buffers that they read, with bytes on a rank."""
 
@@ -472,6 +488,6 @@ def price_prelude(
     read = {n for op in chosen for n in op.inputs if n and tensors[n].kind is Kind.BUFFER}
     return PreludeCost(
         walk.clock.forward_s,
-        sum(walk.nbytes(n, walk.placed[n]) for n in kept),
+        tuple((n, walk.nbytes(n, walk.placed[n])) for n in kept),
         tuple((n, walk.nbytes(n, walk.placed.get(n, {}))) for n in sorted(read)),
     )

@@ -1,7 +1,7 @@
 """What the forward of a block has at once: all that its ops have saved so far, what later ones will
 read, and beside it what the op that runs reads and makes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from meshwright.costmodel.block.moved_room import moved_forward
 from meshwright.costmodel.block.price_ops import Walk
@@ -37,17 +37,29 @@ def forward_room(
         beside = {
             roots.get(name, name): elements[value] * width
             for name, value, width in [
-                *((name, i.value, i.width)
+                *((name, i.value, i.own_width)
                   for name, i in zip(step.op.inputs, step.inputs, strict=True) if not i.is_param),
                 *((name, *made) for name, made in zip(step.op.outputs, step.outputs, strict=False)),
             ]
         }  # fmt: skip
         at_once = {**waiting, **beside}
-        most = max(most, kept + sum([n for root, n in at_once.items() if root not in there]))
+        others = sum([n for root, n in at_once.items() if root not in there])
+        most = max(most, kept + others + _cast_bytes(step, elements, again))
         made = {roots.get(name, name) for name in step.op.outputs if name}
         waiting |= {root: nbytes for root, nbytes in beside.items() if root in made}
         waiting = {root: n for root, n in waiting.items() if last.get(root, 0) > number}
     return most
+
+
+def _cast_bytes(step: OpStep, elements: Sequence[int], again: Collection[str]) -> int:
+    """Bytes of copies that autocast makes of what an op reads, and the op does not keep."""
+    runs_again = step.op.key in again
+    kept = {tensor.name for tensor in step.kept if tensor.key and not runs_again}
+    return sum([
+        elements[i.value] * i.width
+        for name, i in zip(step.op.inputs, step.inputs, strict=True)
+        if i.is_cast and i.width != i.own_width and name not in kept
+    ])  # fmt: skip
 
 
 def _last_read(walk: Walk, again: Collection[str]) -> dict[str, int]:

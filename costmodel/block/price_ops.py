@@ -167,9 +167,7 @@ class Walk(Trace):
         self.clock.add(time)
 
     def _price(self, step: OpStep) -> None:
-        share, elements = 1.0, self.local.elements
-        for value, dim, size in step.parts:
-            share *= self.local.shapes[value][dim] / size
+        share, elements = self._share(step), self.local.elements
         kept = self._inside_kept(step, share)
         local = self._local(step, share, kept)
         multiplied = as_multiplied_by(local, step.op, self.site.run_as, self.facts.precision)
@@ -218,6 +216,13 @@ class Walk(Trace):
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+
+    def _share(self, step: OpStep) -> float:
+        """What this rank's micro-batch has of the op's work."""
+        found = 1.0
+        for value, dim, size in step.parts:
+            found *= self.local.shapes[value][dim] / size
+        return found
 
     def _operand_bytes(self, step: OpStep, local: LocalOp) -> int:
         """Of what an op reads, what counts nowhere else: parameters are there at any time, and so
@@ -281,6 +286,7 @@ class Walk(Trace):
             self.site.device.kind,
             max([given.own_width for given in step.inputs if given.is_param], default=0),
             step.dtype,
+            round(step.op.saved_extra_bytes * self._share(step)),
         )
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:
@@ -495,6 +501,14 @@ class Walk(Trace):
             return inside
         return count(step.op, self._part(step, local), inside)
 
+    def _widened(self, step: OpStep, local: LocalOp) -> int:
+        """Bytes of the copy in float32 that the op keeps of a value which was wide as it was traced
+        and is not."""
+        if not facts(step.op.target).widens or self.site.device.kind != "cpu":
+            return 0
+        traced = DTYPE_BYTES[self._tensor(step.op.inputs[0]).dtype]
+        return self.local.elements[step.inputs[0].value] * traced * (step.inputs[0].width < traced)
+
     def _save_result(self, op: Op) -> None:
         """An op keeps its first result."""
         name = op.outputs[0]
@@ -515,11 +529,11 @@ class Walk(Trace):
         """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
         inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
-        shared = self._shared(step)
+        shared, widened = self._shared(step), self._widened(step, local)
         for kept in step.kept:
             if own is not None and kept.name in op.outputs:
                 continue
-            if shared and kept.name == op.inputs[0]:
+            if (shared or widened) and kept.name == op.inputs[0]:
                 continue
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
@@ -534,8 +548,8 @@ class Walk(Trace):
         elif by_cpu is not None:
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)
-        elif inside and step.has_gradient:
-            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside)
+        elif (inside or widened) and step.has_gradient:
+            self.saved[op.name, "extra", ()] = self._cast_inside(step, local, inside) + widened
         if step.op_class is OpClass.ATTENTION and self.site.run_as.memory.keeps_packed:
             query, keys, values = [self._local_input(x) for x in step.inputs[:3]]
             if step.has_gradient and query.nbytes == keys.nbytes:

@@ -62,7 +62,7 @@ class GraphFacts:
         """Whether autocast has the op computed in its own dtype."""
         if not self.precision.autocast:
             return False
-        return self.casts_inside(op) or how_cast(op.target, self.kind) == "narrow"
+        return self.casts_inside(op) or how_cast(op.target, self.kind) in ("narrow", "products")
 
     def casts_inside(self, op: Op) -> bool:
         """Whether the op itself casts what it reads, and keeps it as it is."""

@@ -37,6 +37,8 @@ class MemoryGroup:
     """Blocks whose parameters are gathered at once, and stay so."""
     at_once: bool = False
     """The device is its own host: what leaves for it has arrived at once."""
+    casting: tuple[int, ...] = ()
+    """Per block: `Owned.casting`; empty: as `largest`."""
 
     def part(self, nbytes: int) -> int:
         """A rank's of a value of which each has a part, at most."""
@@ -70,7 +72,15 @@ class MemoryGroup:
     def beside(self) -> Sequence[int]:
         """Per block: the largest gradient of one parameter that it makes, if there are some of
         all."""
-        found = [*self.largest]
+        return self._with_tied(self.largest)
+
+    @cached_property
+    def cast(self) -> Sequence[int]:
+        """Per block: what is there of its gradients beside those that are cast, at most."""
+        return self._with_tied(self.casting) if self.casting else self.beside
+
+    def _with_tied(self, sizes: Sequence[int]) -> Sequence[int]:
+        found = [*sizes]
         for one in self.tied:
             for index in one.readers:
                 found[index] = max(found[index], one.nbytes)
@@ -282,7 +292,8 @@ class BackwardGradients:
         if not self._grows:
             return there
         self.gradients += ceil(self._made * self._group.begins[index])
-        return min(there, ceil(self._group.exchange.read * self._group.beside[index]))
+        beside = self._group.cast if self._made == 1.0 else self._group.beside
+        return min(there, ceil(self._group.exchange.read * beside[index]))
 
     def _awaiting(self, index: int) -> int:
         """Gradients that are there after a block, and to which one before it will add."""

@@ -131,6 +131,8 @@ class BlockMemory:
     """Most at once in the second half, beside what is there as it begins."""
     second_adding: int | None = None
     """As `adding`, in the second half."""
+    second_late: int = 0
+    """As `late`, in the second half."""
     remakes: bool = False
     """Whether its backward makes something again."""
     given: int = 0
@@ -438,7 +440,7 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            needs -= block.late * (come and not second)
+            needs -= (block.second_late if second else block.late) * come
             for group in groups:
                 group.reaches(index)
             if one:

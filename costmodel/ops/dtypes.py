@@ -6,6 +6,7 @@ from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.autocast import Cast, cast_of
 from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.graph.rules import slots
 from meshwright.ir.ops import facts
 from meshwright.ir.precision import Precision
 
@@ -53,15 +54,18 @@ def how_cast(target: str, kind: str) -> Cast | None:
 
 def read_as(op: Op, name: str, dtypes: Mapping[str, str], narrow: str, kind: str) -> str:
     """The dtype in which an op gets a value under autocast."""
-    return _brought(op, dtypes[name], dtypes, how_cast(op.target, kind), narrow)
+    return _brought(op, name, dtypes, how_cast(op.target, kind), narrow)
 
 
-def _brought(op: Op, own: str, dtypes: Mapping[str, str], cast: Cast | None, narrow: str) -> str:
+def _brought(op: Op, name: str, dtypes: Mapping[str, str], cast: Cast | None, narrow: str) -> str:
+    own = dtypes[name]
     if own not in _FLOATS[:-1]:
         return own  # autocast leaves float64 alone
     match cast:
         case "narrow":
             return narrow
+        case "products":
+            return own if name in [op.inputs[i] for i in slots(op, "hx")] else narrow
         case "float32":
             return "float32"
         case "widest":
@@ -91,7 +95,7 @@ def _made(
     read = [n for n in op.inputs if is_float(dtypes[n])]
     # A number does not widen an array.
     arrays = [n for n in read if graph.tensors[n].shape] or read
-    brought = [_brought(op, dtypes[n], dtypes, cast, narrow) for n in arrays]
+    brought = [_brought(op, n, dtypes, cast, narrow) for n in arrays]
     least = ["float32"] if cast == "result" else []
     return max([*brought, *least], key=_FLOATS.index, default=graph.tensors[out].dtype)
 

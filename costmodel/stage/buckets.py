@@ -34,6 +34,9 @@ class Owned:
     """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
     sizes: tuple[int, ...] = ()
     """Bytes of each trained one, in order; empty: those of a run are equal."""
+    casting: int = 0
+    """Where gradients of all are there as they are read, and one after the other is cast to what is
+    stepped: the most beside all that are cast, as of the gradient that is cast then."""
 
     @classmethod
     def of(cls, params: Sequence[LocalParam], read: float = 1.0) -> "Owned":
@@ -48,6 +51,7 @@ class Owned:
             max([p.nbytes for p in trained], default=0),
             tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
             tuple([nbytes for _, sizes in runs for nbytes in sizes]),
+            _casting([param.nbytes for param in trained], read),
         )  # fmt: skip
 
     def each(self) -> Iterator[tuple[str, int]]:
@@ -57,6 +61,15 @@ class Owned:
             own = self.sizes[at : at + tensors] or (nbytes // max(1, tensors),) * tensors
             yield from ((dtype, size) for size in own)
             at += tensors
+
+
+def _casting(sizes: Sequence[int], read: float) -> int:
+    """Later ones are narrow meanwhile."""
+    found, later = 0, 0
+    for nbytes in reversed(sizes):
+        found = max(found, nbytes - round(later * (1 - read) / read))
+        later += nbytes
+    return found
 
 
 class Tied(NamedTuple):

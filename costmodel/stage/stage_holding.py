@@ -83,6 +83,7 @@ def stage_memory_of(
                        for one in own.tied]),
                 rest if form.exchange.fetches else frozenset(),
                 not costs.device.is_apart,
+                _made([o.casting for o in own.owned], form.exchange),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),
@@ -177,8 +178,15 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, waiting) in enumerate(
-        zip(own.blocks, own.block_saved, own.block_entering, own.block_waiting, strict=True)
+    for index, (cost, saved, entering, passing, waiting) in enumerate(
+        zip(
+            own.blocks,
+            own.block_saved,
+            own.block_entering,
+            own.block_passing,
+            own.block_waiting,
+            strict=True,
+        )
     ):
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
@@ -186,7 +194,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, before, given, waiting
+        key = id(cost), saved, entering, passing, before, given, waiting
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -199,7 +207,8 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                     cost.workspace_bytes,
                     cost.forward_bytes + entering,
                 )
-                + before,
+                + before
+                + passing,
                 workspace=one_op - cost.eased_bytes,
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
@@ -212,6 +221,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 + moved
                 + before,
                 second_adding=cost.second_adding_bytes,
+                second_late=cost.second_late_bytes,
                 remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])

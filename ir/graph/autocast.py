@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Literal
 
-Cast = Literal["narrow", "float32", "result", "widest"]
+Cast = Literal["narrow", "float32", "result", "widest", "products"]
 """Operands are cast to autocast's dtype, to float32, or to the widest of them; or they stay, and
-the result is in float32."""
+the result is in float32. `products`: to autocast's dtype but for states, which stay; the result is
+as wide as these."""
 _LISTS: tuple[tuple[str, Cast, str], ...] = (
     (
         "cpu cuda",
@@ -95,6 +96,8 @@ _MADE_OF = {
     "gru": "gru_cell",
 }
 """What autocast sees of operators that it does not know itself: the calls that they are made of."""
+_WITH_STATES = frozenset({"gru"})
+"""On a CPU these are made of linear layers, and of states to which what those make is added."""
 
 
 def cast_of(target: str, kind: str) -> Cast | None:
@@ -103,6 +106,8 @@ def cast_of(target: str, kind: str) -> Cast | None:
     namespace, name, *_ = *target.split("."), ""
     if namespace != "aten":
         return None
+    if kind == "cpu" and name in _WITH_STATES:
+        return "products"
     known = _by_kind()[kind]
     return known.get(name) or known.get(_MADE_OF.get(name, ""))
 

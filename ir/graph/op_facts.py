@@ -73,6 +73,8 @@ class CallPart:
     """Bytes of a value of its parameters, where autocast has cast them; 0: as the first operand."""
     dtype: str = ""
     """In which it computes, where its kernels depend on that."""
+    kept: int = 0
+    """Bytes of this part that a trace saw autograd keep inside of it."""
 
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""
@@ -181,6 +183,11 @@ class OpFacts:
     temporaries: CountTemporaries | None = None
     """Bytes that torch's own backward holds inside, beside the same, of an operator whose shapes or
     arguments say it; without it, what a table says for each element (`ir.graph.temporaries`)."""
+    lets_go: bool = False
+    """When that backward has most, the gradient that it was given has gone, if nobody else has it.
+    """
+    widens: bool = False
+    """On a CPU it makes float32 of what it reads, and keeps that in place of it."""
     temporaries_before: CountTemporaries | None = None
     """The same before there is a gradient of its parameters; without it, never more."""
     forward_inside: CountTemporaries | None = None

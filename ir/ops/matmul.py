@@ -1,5 +1,6 @@
 """Matrix products: split rows, columns, batches, or the contracted dim (which gives sums)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -77,7 +78,13 @@ def _baddbmm_flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(out) * of(args.get("batch1"))[-1] + prod(out)
 
 
-_MATMUL = OpFacts(op_class=OpClass.MATMUL)
+def copied(shapes: Sequence[Shape], found: int, width: int) -> int:
+    """All that a product keeps inside: copies of operands that do not lie as it reads them, made of
+    what autocast has cast."""
+    return found
+
+
+_MATMUL = OpFacts(op_class=OpClass.MATMUL, narrows=copied)
 _PRODUCT = replace(_MATMUL, rule=_product, flops=_product_flops, products=matrix_products())
 _ADDED = replace(_MATMUL, rule=_added_product, products=matrix_products(1))
 FACTS = {

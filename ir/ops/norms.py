@@ -120,6 +120,16 @@ def _shared(op: Op, part: CallPart) -> tuple[int, int]:
     return nbytes * (1 + bool(slots(op, "weight"))), 2 * nbytes
 
 
+def _root_mean_square(op: Op, part: CallPart) -> int:
+    """On a CPU torch's are operators one after the other, in float32. For each value there is its
+    gradient by what divides it, that of the mean, and three of its square. The values that a weight
+    multiplies have gone by then."""
+    if part.device_kind != "cpu":
+        return 0
+    values, weight = prod(part.shapes[0]), bool(slots(op, "weight"))
+    return max(part.width, 4) * values * (5 - weight) - part.width * values
+
+
 def _running(op: Op) -> set[str]:
     found = (dict(op.args).get(name) for name in ("running_mean", "running_var"))
     return {ref.name for ref in found if isinstance(ref, Ref)}
@@ -130,7 +140,18 @@ _NORM = OpFacts(op_class=OpClass.NORMALIZATION, autocast="first")
 _BATCH = replace(_NORM, mixes_samples=True)
 FACTS = {
     # On a CPU torch runs it one operator after the other, as we do.
-    **named("rms_norm", replace(_NORM, rule=_norm, flops=per_element(6), torch_passes=3.5)),
+    **named(
+        "rms_norm",
+        replace(
+            _NORM,
+            rule=_norm,
+            flops=per_element(6),
+            torch_passes=3.5,
+            temporaries=_root_mean_square,
+            lets_go=True,
+            widens=True,
+        ),
+    ),
     **named("layer_norm", replace(_NORM, rule=_norm, flops=per_element(8))),
     **named("native_layer_norm", replace(_NORM, rule=_norm)),
     **named(

@@ -62,8 +62,6 @@ def _cell_flops(args: Args, of: ShapeOf, out: Shape) -> int:
 
 _PAGE, _LINE = 4096, 64
 _LSTM_GATES = 4
-_WIDE = 2
-"""Of each value of its gates, values that an LSTM makes of its state: that, and its tangent."""
 _ONEDNN = frozenset({"float32", "bfloat16"})
 """What oneDNN's LSTMs are called for; float16 needs a CPU that few have."""
 _FLOAT = 4
@@ -87,6 +85,11 @@ class _Pass:
     def made(self) -> int:
         """Values of its result."""
         return self.steps * self.samples * self.width
+
+    @property
+    def read(self) -> int:
+        """Values that it reads."""
+        return self.steps * self.samples * self.given
 
     @property
     def gated(self) -> int:
@@ -170,44 +173,74 @@ def _by_cells(op: Op, part: CallPart) -> list[list[_Pass]]:
     return list(_passes(op, part.shapes))
 
 
-def _cells_inside(gates: int, op: Op, part: CallPart) -> int:
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """What steps of a kind of cell have of each value of a gate."""
+
+    gates: int
+    freed: int
+    """Values that a step keeps, at least, and gives back as it runs backwards."""
+    wide: int = 0
+    """Of these, as wide as the state where autocast casts what linear layers read."""
+    wide_result: bool = False
+    """Whether what they make is as wide then; linear layers read copies."""
+
+
+_LSTM, _GRU, _RNN = _Cells(_LSTM_GATES, 7, 2), _Cells(3, 7, 1, wide_result=True), _Cells(1, 1)
+
+
+def _is_cast(part: CallPart) -> bool:
+    return part.stored > part.width
+
+
+def _cells_inside(cells: _Cells, op: Op, part: CallPart) -> int:
     """What the gates of all steps read of the input is there until the steps have run; two
-    directions are there beside what they are put together to (torch's RNN.cpp)."""
-    inside = 0
-    for layer in _by_cells(op, part):
-        both = 2 * layer[0].made * (len(layer) > 1)
-        inside = max(inside, gates * layer[0].gated + both)
-    return inside * part.width
+    directions are there beside what they are put together to (torch's RNN.cpp). Wide results of
+    steps, of which others keep copies, go with them, and what a layer reads with the layer."""
+    inside, layers = 0, _by_cells(op, part)
+    wide = cells.wide_result and _is_cast(part)
+    width = part.stored if wide else part.width
+    for number, layer in enumerate(layers):
+        one, ways = layer[0], len(layer)
+        own = part.width * cells.gates * one.gated + width * 2 * one.made * (ways > 1)
+        if wide:
+            own += width * ways * one.gated
+            own += width * one.read * (number > 0)
+        inside = max(inside, own)
+    return inside
 
 
-def _cells_cast(op: Op, part: CallPart, inside: int, *, has_state: bool = True) -> int:
-    """What all steps keep where autocast casts what linear layers read: of each value of a gate,
-    the state and what is made of it stay wide in an LSTM (`has_state`); the weight of a projection
-    is turned for each step, and what was turned is cast anew."""
-    passes = [one for layer in _by_cells(op, part) for one in layer]
-    if part.stored <= part.width or not passes:
+def _cells_cast(cells: _Cells, op: Op, part: CallPart, inside: int) -> int:
+    """What all steps keep where autocast casts what linear layers read. The weight of a projection
+    is turned for each step, and what was turned is cast anew; what dropout between layers keeps is
+    as wide as their results."""
+    layers = _by_cells(op, part)
+    passes = [one for layer in layers for one in layer]
+    if not _is_cast(part) or not passes:
         return inside
-    wide = _WIDE * has_state * sum([one.gated for one in passes])
+    wide = cells.wide * sum([one.gated for one in passes])
+    if cells.wide_result and given(op, "dropout") and given(op, "train"):
+        wide += sum([one.made for layer in layers[:-1] for one in layer])
     # One of these counts as what the op keeps of the weight.
-    turned = sum([(one.steps - 1) * one.projection for one in passes])
+    again = sum([(one.steps - 1) * one.projection for one in passes])
+    if cells.wide_result:  # each direction has its own copy of what both read
+        again += sum([(len(layer) - 1) * layer[0].read for layer in layers[1:]])
     narrow = inside * part.width // part.stored
-    return narrow + (part.stored - part.width) * wide + part.width * turned
+    return narrow + (part.stored - part.width) * wide + part.width * again
 
 
-def _cells_temporaries(
-    gates: int, freed: int, op: Op, part: CallPart, *, has_state: bool = False
-) -> int:
+def _cells_temporaries(cells: _Cells, op: Op, part: CallPart) -> int:
     """Directions and layers run backwards one by one. A step's gradient of the weight of the state
     is added to that of the steps before it, which makes a third; then the gates' gradients of all
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
-    back what it kept: of each value of a gate, `freed` at least. Gradients of the weight of a
-    projection are added up as those of the state's are, before them. What autocast has cast has
-    narrow gradients, of a projection cast back in each step, of other weights when all have run."""
+    back what it kept. Gradients of the weight of a projection are added up as those of the state's
+    are, before them. What autocast has cast has narrow gradients, of a projection cast back in each
+    step, of others when all have run; the copy of a weight has gone then, too."""
     layers, width = _by_cells(op, part), part.width
     if not layers:
         return 0
-    stored = max(width, part.stored)
-    casts = stored > width
+    stored, casts, gates = max(width, part.stored), _is_cast(part), cells.gates
+    wide = casts and cells.wide_result
     most = done = 0
     biases = bool(given(op, "has_biases"))
     for number in range(len(layers) - 1, -1, -1):
@@ -216,32 +249,39 @@ def _cells_temporaries(
             ends = index == len(layers[number]) - 1 and number < len(layers) - 1
             state, read = gates * one.cells * one.width, gates * one.cells * one.given
             bias, after = gates * one.cells * biases, stored * one.projection
-            made, back = width * gates * one.gated, width * one.steps * one.samples * one.given
+            copies = [casts * width * values for values in (state, read)]
+            made, back = width * gates * one.gated, one.read * reads
             turned = width * one.projection * casts
-            gone = (width * freed + (stored - width) * _WIDE * has_state) * one.gated
+            gone = (width * cells.freed + (stored - width) * cells.wide) * one.gated
             gone += (one.steps - 1) * turned
+            gone += casts * width * one.samples * one.width * (not cells.wide_result)
             adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
             most = max(most, done + after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += after + stored * (state + bias) - gone
-            done -= ends * len(layers[number]) * width * one.made
+            done += after + stored * (state + bias) - gone - copies[0]
+            done -= ends * len(layers[number]) * (stored if wide else width) * one.made
             most = max(most, done + max(2 * made, width * state * casts))
-            done += width * read + stored * bias + back * reads
-            most = max(most, done + made, done + stored * read * casts)
-            done += (stored - width) * read
-            done -= back * reads * (index > 0)  # the second is added to the first in place
+            done += width * read + stored * bias + width * back
+            most = max(most, done + made, done + stored * read * casts - copies[1])
+            done += (stored - width) * read - copies[1]
+            if number:  # what the layer before has made goes with the last that keeps it
+                done -= width * back * (wide or index == len(layers[number]) - 1)
+                most = max(most, done + stored * back * wide)
+                done += (stored - width) * back * wide
+            # The second is added to the first in place.
+            done -= (stored if number and wide else width) * back * (index > 0)
     weights = sum([prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")])
     return most - width * part.wanted_values() - (stored - width) * weights
 
 
 def _lstm_inside(op: Op, part: CallPart) -> int:
-    return 0 if _by_onednn(op, part) else _cells_inside(_LSTM_GATES, op, part)
+    return 0 if _by_onednn(op, part) else _cells_inside(_LSTM, op, part)
 
 
 def _lstm_temporaries(op: Op, part: CallPart) -> int:
     if _by_onednn(op, part):
         return _onednn_temporaries(op, part)
-    return _cells_temporaries(_LSTM_GATES, 7, op, part, has_state=True)
+    return _cells_temporaries(_LSTM, op, part)
 
 
 def _by_onednn(op: Op, part: CallPart) -> bool:
@@ -284,7 +324,7 @@ FACTS = {
         _LAYER,
         flops=_flops,
         cpu_keeps=_lstm_keeps,
-        cpu_casts=_cells_cast,
+        cpu_casts=partial(_cells_cast, _LSTM),
         temporaries=_lstm_temporaries,
         forward_inside=_lstm_inside,
         inside_to_end=True,
@@ -292,8 +332,9 @@ FACTS = {
     "aten.gru.input": replace(
         _LAYER,
         flops=_flops,
-        temporaries=partial(_cells_temporaries, 3, 7),
-        forward_inside=partial(_cells_inside, 3),
+        cpu_casts=partial(_cells_cast, _GRU),
+        temporaries=partial(_cells_temporaries, _GRU),
+        forward_inside=partial(_cells_inside, _GRU),
         inside_to_end=True,
     ),
     **named(
@@ -301,9 +342,9 @@ FACTS = {
         replace(
             _LAYER,
             flops=_flops,
-            cpu_casts=partial(_cells_cast, has_state=False),
-            temporaries=partial(_cells_temporaries, 1, 1),
-            forward_inside=partial(_cells_inside, 1),
+            cpu_casts=partial(_cells_cast, _RNN),
+            temporaries=partial(_cells_temporaries, _RNN),
+            forward_inside=partial(_cells_inside, _RNN),
             inside_to_end=True,
         ),
     ),

@@ -48,6 +48,9 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "real transform": lambda y: torch.fft.irfft(torch.fft.rfft(y) * 2, n=256).sin().mean(),
     "whole transform": lambda y: (y + torch.fft.fft2(y).real * 0.01).sin().mean(),
     "shared keys": lambda y: _attend(y.view(8, 64, 256)).sin().mean(),
+    "sum": lambda y: y.square().sum() / y.numel(),
+    "sums of rows": lambda y: y.sin().exp().sum(-1).sin().mean(),
+    "root mean square": lambda y: F.rms_norm(y, (256,)).exp().mean(),
     "unit rows": lambda y: F.normalize(y, dim=-1)[..., 0].mean(),
 }
 
@@ -78,6 +81,37 @@ class _Loss(nn.Module):
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_backwards_hold_inside_is_predicted(name: str) -> None:
     _check(_Loss(LOSSES[name]))
+
+
+def test_means_over_parts_are_sums_that_are_divided() -> None:
+    """The gradient of what is summed is a view, spread out."""
+    data = (torch.randn(512, 64),)
+    told = told_of_held(_Loss(lambda y: y.exp().mean()), data, "fp32", microbatches=2)
+    assert told == pytest.approx(1.0, abs=0.001)
+
+
+class _Normed(nn.Module):
+    """Layers behind norms that torch runs operator after operator on a CPU, in float32."""
+
+    def __init__(self, *, weighted: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.RMSNorm(64, elementwise_affine=weighted), nn.Linear(64, 64), nn.GELU())
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
+def test_norms_by_the_root_mean_square_hold_squares(precision: str, weighted: bool) -> None:
+    told = told_of_held(_Normed(weighted=weighted), (torch.randn(512, 64),), precision)
+    assert told == pytest.approx(1.0, abs=0.01)
 
 
 def test_gradients_that_a_block_was_given_are_there_to_its_end() -> None:
@@ -216,6 +250,9 @@ CELLS = {
     "gru of three layers": (nn.GRU, {"num_layers": 3}, 16),
     "gru of two directions": (nn.GRU, {"bidirectional": True, "bias": False}, 16),
     "gru of few samples": (nn.GRU, {"hidden_size": 128, "num_layers": 2}, 1),
+    "gru of two layers and directions": (nn.GRU, {"num_layers": 2, "bidirectional": True}, 16),
+    "gru with dropout": (nn.GRU, {"num_layers": 3, "dropout": 0.1}, 16),
+    "rnn of few samples": (nn.RNN, {"hidden_size": 128, "num_layers": 2}, 1),
     "rnn": (nn.RNN, {"nonlinearity": "relu"}, 16),
     "rnn of three layers": (nn.RNN, {"num_layers": 3, "batch_first": False}, 16),
     "rnn of two directions": (nn.RNN, {"num_layers": 2, "bidirectional": True}, 16),
@@ -271,6 +308,26 @@ def test_weights_that_autocast_casts_for_each_step_are_there(name: str) -> None:
     data = torch.randn(samples, 32, 32)
     found = told_of_held(_Recurrent(kind, **given), (data,), "bf16-autocast")
     assert found == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
+@pytest.mark.parametrize("name", [name for name in CELLS if name.startswith(("rnn", "gru"))])
+def test_narrow_products_of_cells_are_predicted(name: str, precision: str) -> None:
+    """States of a GRU stay in float32 under autocast, those of plain RNNs do not. Initial states
+    are there until the forward has read them, as copies are kept."""
+    kind, given, samples = CELLS[name]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    assert found == pytest.approx(1.0, abs=0.005)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_gradients_of_copies_are_cast_in_the_order_of_parameters() -> None:
+    """Those that come later are narrow while the largest is cast."""
+    kind, given, samples = CELLS["projected lstm of few samples"]
+    data = torch.randn(samples, 32, 32)
+    found = told_of_held(_Recurrent(kind, **given), (data,), "bf16")
+    assert found == pytest.approx(1.0, abs=0.002)
 
 
 def test_buffers_that_nothing_but_a_prelude_reads_are_there() -> None:

@@ -116,6 +116,26 @@ def test_no_gradient_comes_back_of_what_a_frozen_embedding_has_sent() -> None:
     assert told == pytest.approx([1, 1], rel=0.001)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
+def test_blocks_without_a_gradient_have_what_they_read(precision: str) -> None:
+    """None keeps it. What autocast casts for them is there beside its copy, weights too."""
+    model = _llama()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1" in name or "lm_head" in name)
+    data = (torch.randint(0, WORDS, (8, TOKENS)),)
+    pins = ("pp=2", "num_microbatches=4", "schedule=gpipe")
+    told = told_of_pinned(_Language(model), data, precision, *pins)
+    assert told == pytest.approx([1, 1], rel=0.002)
+
+
+def test_gradients_of_a_second_half_come_one_after_the_other() -> None:
+    """That of a norm, which has most at once, is made before those of products."""
+    data = (torch.randint(0, WORDS, (8, TOKENS)),)
+    pins = ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=sums_on_host")
+    told = told_of_pinned(_Language(_llama()), data, "fp32", *pins)
+    assert told == pytest.approx([1, 1], rel=0.002)
+
+
 def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
     told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
