@@ -51,6 +51,12 @@ _EXAMPLE = {"bytes": "80GB or 80GiB", "rate": "300GB/s or 100Gb/s", "time": "5us
             "flops": "312TFLOP/s"}  # fmt: skip
 
 
+def _near(match: re.Match[str] | None, kind: str) -> str:
+    """The same with a unit that differs in capitals alone, if there is one such."""
+    meant = [unit for unit in _UNITS[kind] if match and unit.lower() == match[2].lower()]
+    return f"nearest is {match[1] + meant[0]!r}, or " if match and len(meant) == 1 else ""
+
+
 def parse_quantity(value: object, kind: str) -> object:
     """The number of bytes, bytes/s, seconds or FLOP/s that a text such as `100Gb/s` names.
 
@@ -61,7 +67,8 @@ def parse_quantity(value: object, kind: str) -> object:
     match = _QUANTITY.fullmatch(value.strip())
     if not match or match[2] not in _UNITS[kind]:
         raise PlanError(
-            f"{shown(value)} is not a {kind} quantity; write for example {_EXAMPLE[kind]}"
+            f"{shown(value)} is not a {kind} quantity; {_near(match, kind)}write for example "
+            f"{_EXAMPLE[kind]}"
         )
     number = float(match[1]) * _UNITS[kind][match[2]]
     if not isfinite(number):

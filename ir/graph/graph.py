@@ -183,6 +183,9 @@ class Graph:
     precision: str = ""
     """The file of `ir/precision` in whose copies of parameters it is traced; empty: parameters have
     the dtypes of the model's."""
+    no_autocast: str = ""
+    """Where the model turns torch.autocast off, `file:line`; empty: nowhere. Nothing of it is left
+    in `ops`, so no plan may cast by torch.autocast."""
     fusions: tuple[Fusion, ...] = ()
     """Kernels that were put in, one for each that was asked for."""
     hints: tuple[Hint, ...] = ()

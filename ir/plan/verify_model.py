@@ -15,6 +15,7 @@ from meshwright.ir.plan.plan import (
     Plan,
     Stage,
 )
+from meshwright.ir.precision import WITHOUT_AUTOCAST, autocast_problem
 from meshwright.ir.trace.changing import buffer_problems
 
 
@@ -185,6 +186,12 @@ def _by_parameter(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("by_parameter", message, f"update {other} in both")
 
 
+def _autocast(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if problem := autocast_problem(graph, plan.precision):
+        yield Finding("precision", problem, WITHOUT_AUTOCAST)
+
+
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
     _blocks, _stage_layouts, _layout_content, _bags, _recompute, _saved, _by_parameter, _buffers,
+    _autocast,
 )  # fmt: skip

@@ -205,7 +205,23 @@ def precision_for(graph: Graph, asked: str) -> str:
             f"it with precision={found!r}; the nearest for this graph is "
             f"{graph.precision or AS_TRACED!r}"
         )
+    if problem := autocast_problem(graph, found):
+        raise PlanError(f"{problem}; nearest is {WITHOUT_AUTOCAST}")
     return found
+
+
+WITHOUT_AUTOCAST = "'bf16', for which the module is traced anew, or 'fp32'"
+"""What is asked for where a model rules autocast out."""
+
+
+def autocast_problem(graph: Graph, name: str) -> str:
+    """Returns why a precision cannot be that of a graph: the model turns off what it casts by."""
+    if not graph.no_autocast or not precision(name).autocast:
+        return ""
+    return (
+        f"precision is {name!r}, which casts by torch.autocast, and {graph.no_autocast} turns that "
+        "off"
+    )
 
 
 def stepped_in(name: str, tensor: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 from typing import Any
@@ -58,6 +58,8 @@ class Raw:
     """An example of each value, for shape, strides and dtype."""
     inputs: list[str] = field(default_factory=list)
     loss: str = ""
+    no_autocast: str = ""
+    """Where the model turns torch.autocast off; empty: nowhere."""
     taken: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, wanted: str) -> str:
@@ -213,17 +215,29 @@ def _read_nodes(raw: Raw, module: GraphModule, env: dict[Node, Any], grad: bool)
 
 
 def _region(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
-    """Inline a no-grad region; the loss of precision of an autocast one cannot be kept."""
-    if "autocast" in region_of(node):
-        inside = next((n for n in node.args if isinstance(n, Node) and n.op == "get_attr"), None)
-        places = map(source_of, env[inside].graph.nodes) if inside else iter(())
+    """Inline a no-grad region, or one in which autocast is off, as it is all around: such a region
+    changes nothing where nothing casts. The loss of precision of one with autocast cannot be
+    kept."""
+    if "autocast" not in region_of(node):
+        enabled, body, *operands = _resolve(node.args, env)
+        return _read_nodes(raw, body, _given(body, operands), grad and enabled)
+    inside = next((n for n in node.args if isinstance(n, Node) and n.op == "get_attr"), None)
+    places = map(source_of, env[inside].graph.nodes) if inside else iter(())
+    where = source_of(node) or next(filter(None, places), "the model")
+    _, _, enabled, _, body, *operands = _resolve(node.args, env)
+    if enabled:
         raise TraceError(
-            f"{source_of(node) or next(filter(None, places), 'the model')}: the model enters "
-            "torch.autocast; leave it out, and ask for precision='bf16' instead"
+            f"{where}: the model enters torch.autocast; leave it out, and ask for precision='bf16' "
+            "instead"
         )
-    enabled, body, *operands = _resolve(node.args, env)
-    inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
-    return _read_nodes(raw, body, inner, grad and enabled)
+    raw.no_autocast = raw.no_autocast or where
+    return _read_nodes(raw, body, _given(body, operands), grad)
+
+
+def _given(body: GraphModule, operands: Sequence[Any]) -> dict[Node, Any]:
+    """What a region reads, by its placeholders."""
+    places = (n for n in body.graph.nodes if n.op == "placeholder")
+    return dict(zip(places, operands, strict=True))
 
 
 def _item(many: Any, index: Any) -> Any:

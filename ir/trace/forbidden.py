@@ -16,12 +16,19 @@ _DENSE = "a plan splits dense tensors only"
 
 
 def check_modules(model: nn.Module) -> None:
-    """Raise a TraceError if part of the model is TorchScript."""
+    """Raise a TraceError if part of the model is TorchScript, or is peft's and puts an adapter into
+    a parameter and takes it out again in each call."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(
                 f"module {path or 'of the model'} is TorchScript ({type(module).__name__}), whose "
                 "calls cannot be traced: use the nn.Module that it was made from"
+            )
+        if type(module).__name__ == "ParamWrapper" and type(module).__module__.startswith("peft."):
+            raise TraceError(
+                f"module {path}: peft's adapter of the parameter {module.parameter_name} "
+                "(target_parameters) changes the module in each call, which a graph cannot hold; "
+                "nearest: adapters of linear layers (target_modules)"
             )
 
 

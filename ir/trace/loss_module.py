@@ -241,12 +241,24 @@ def takes_output_alone(loss_fn: LossFn) -> bool:
 
 
 def keyword_names(model: nn.Module) -> frozenset[str] | None:
-    """Keyword inputs that the model's forward takes; None if it takes any."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        named = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        return frozenset(named) if named else None
-    return frozenset(p.name for p in parameters)
+    """Give the keyword inputs that the model's forward takes; None if it takes any. A wrapper that
+    hands on all that it gets, as peft's and DataParallel are, takes what the model inside takes."""
+    given = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = frozenset(p.name for p in given if p.kind in kinds)
+    if named or not any(p.kind is p.VAR_KEYWORD for p in given):
+        return named
+    inner = _wrapped(model)
+    return None if inner is None else keyword_names(inner)
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """The model inside of a wrapper, by the names that peft and torch give it."""
+    if callable(base := getattr(model, "get_base_model", None)):
+        found = base()
+    else:
+        found = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+    return found if isinstance(found, nn.Module) and found is not model else None
 
 
 def find_loss(output: Any) -> torch.Tensor:

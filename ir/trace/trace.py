@@ -140,7 +140,8 @@ def _traced(
         captured = capture(
             model, batch, loss_fn, global_batch_size, copies_of(precision), bags
         )  # fmt: skip
-        raw = simplify(read(captured))
+        whole = read(captured)
+        raw = simplify(whole)
         if scaling_of(precision):
             raw = narrow_products(raw, known_precision(precision))
         check_time()
@@ -148,7 +149,10 @@ def _traced(
         check_time()
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
-    made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))
+    made = replace(
+        graph, hints=hints, fusions=fusions, precision=in_which_traced(precision),
+        no_autocast=whole.no_autocast,
+    )  # fmt: skip
     return with_routing(made), captured.left_traces
 
 

@@ -20,6 +20,7 @@ from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import as_for, stage_for, views_of
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage, param_key
+from meshwright.ir.plan.summed import summed_axes
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -32,6 +33,7 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
         if not any(reads_some_rows(view) for view in views_of(stage)):
             continue
         names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
+        sums = summed_axes(plan, graph, index)
         frozen = {graph.tensors[n].fqn for n in names if not graph.tensors[n].requires_grad}
         for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
             view, ids = stage_for(stage, path), tables.get(path, "")
@@ -50,6 +52,13 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
                     )
                 elif 0 in splits_of(plan, graph, index, path).values():
                     yield torn_rows(form, path)
+                elif key == "store" and (axes := sums.get(path)):
+                    over = ", ".join(sorted(axes))
+                    message = (
+                        f"stage {index}: gradients of {path} are summed over {over}, of which "
+                    )
+                    near = f"no model axis, or no store for {path}"
+                    yield Finding(key, f"{message}which store {form} knows nothing", near)
                 elif view.dp > 1 and _gathers_ids(plan, graph, index, path, ids):
                     message = f"stage {index}: a layout gathers ids of all replicas to look up "
                     has = f"{path}, and {form} has the rows of a replica's own"

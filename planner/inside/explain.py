@@ -120,8 +120,15 @@ def _coupled(graph: Graph, block: Block, move: ExplainedMove) -> str:
     source = next((op.source for op in (move.op, producer) if op and op.source), "unknown source")
     return (
         f"{block.pattern}: {place}, which is {move.conversion.source} on dp ({source}): the whole "
-        f"batch must be there at once"
+        f"batch must be there at once{_LATER if not move.op and _is_sum(move) else ''}"
     )
+
+
+_LATER = (
+    "; a term of the loss, such as a router's z-loss, may be summed at the end of forward, of what "
+    "blocks hand on (docs/limits.md)"
+)
+"""What helps where a block hands on a sum over samples."""
 
 
 def batch_norms(graph: Graph) -> tuple[str, ...]:

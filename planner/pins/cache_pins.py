@@ -9,6 +9,7 @@ from typing import cast
 from meshwright.forms.storage import facts_of_store, of_tables
 from meshwright.forms.sync import chosen, facts_of_tables, takes_rows, zero_of_tables
 from meshwright.forms.sync_findings import of_stage
+from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
@@ -61,7 +62,7 @@ class TablesCached(ParametersAs):
                     store and store.form in of_tables() and store.settings.get("ratio") == ratio
                 ):
                     return False
-        return True
+        return not any(table_findings(plan, graph))
 
     def check(self, graph: Graph) -> None:
         """PlanError if it names no table that may have a cache, or no size."""

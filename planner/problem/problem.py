@@ -10,7 +10,7 @@ import torch
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.stepping import cut_on_blocks
-from meshwright.forms.sync import changes, chosen, has_taps
+from meshwright.forms.sync import changes, chosen, has_owners, has_taps
 from meshwright.forms.tried import Given, named_update
 from meshwright.forms.updates import USUAL, Reach, Update, spoken, update
 from meshwright.ir.cluster.cluster import Cluster
@@ -218,7 +218,7 @@ def make_problem(
     if shared(graph) and not any(map(_names_stages, asked)):
         asked = _with(asked, ("pp=1",), "each stage would have a buffer of its own", graph, cluster)
     _check_steps(optimizer, asked, graph)
-    if whole := _held_whole(update(optimizer), graph, cluster):
+    if whole := _held_whole(update(optimizer), asked, graph, cluster):
         asked = _with(asked, whole, _looks_at(optimizer), graph, cluster)
     elif owned := [item for item in asked if _steps_whole(item)]:
         why = f"'{owned[0]}' steps whole parameters"
@@ -315,9 +315,13 @@ def _check_steps(optimizer: str, asked: tuple[Constraint, ...], graph: Graph) ->
             )
 
 
-def _held_whole(form: Update, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+def _held_whole(
+    form: Update, asked: tuple[Constraint, ...], graph: Graph, cluster: Cluster
+) -> tuple[str, ...]:
     """Pins under which ranks hold what a step of one element looks at."""
     found = _WHOLE[form.reach]
+    if form.reach is Reach.PARAMETER and any(map(_gives_owners, asked)):
+        return (_WHOLE_MATRICES,)  # whoever steps a parameter has it whole
     if form.reach is Reach.BLOCK:
         most = len(cluster.device_names)
         counts = [n for n in range(2, most + 1) if most % n == 0]
@@ -325,6 +329,11 @@ def _held_whole(form: Update, graph: Graph, cluster: Cluster) -> tuple[str, ...]
         if not all(cut_on_blocks(form, shape, n) for shape in shapes for n in counts):
             return (*found, "zero=0")
     return found
+
+
+def _gives_owners(asked: Constraint) -> bool:
+    """Whether the user has all parameters stepped whole, each by an owner."""
+    return isinstance(asked, Pin) and asked.name == "sync" and asked.value == has_owners()[0]
 
 
 def _trained(graph: Graph) -> dict[str, tuple[int, ...]]:

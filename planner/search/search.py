@@ -7,7 +7,9 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
+from meshwright.forms.stepping import check_updates, update_findings
 from meshwright.forms.survival import part_named
+from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.deadline import TimeUp, until
 from meshwright.ir.errors import Infeasible, PlanError
@@ -223,8 +225,13 @@ def _finalists(
         asked = free if found.exhausted else problem
         raise _why_none(asked, found, searcher, time_limit_s, end, late=late)
     best = _finish(problem, found, name, end)
+    # What a pin asks for may be refused beside the model's shapes, as jobs refuse it.
+    check_updates(best, problem.graph)
+    check_tables(best, problem.graph)
     others = (
-        with_evidence(problem, p, replace(found, best=p), name, end) for p in close_to(best, found)
+        with_evidence(problem, p, replace(found, best=p), name, end)
+        for p in close_to(best, found)
+        if not any((*update_findings(p, problem.graph), *table_findings(p, problem.graph)))
     )
     finalists = (best, *islice(others, most - 1))
     forget(problem)

@@ -197,15 +197,34 @@ class Reference:
             for name, p in self.model.named_parameters():
                 p.copy_(change(name, p.detach()))
 
-    def update(self, gradients: Mapping[str, Tensor | None], limit: float | None) -> None:
-        """A step of the optimizer with these gradients, clipped to the limit."""
+    def stepped(
+        self, gradients: Mapping[str, Tensor | None], limit: float | None,
+        kept: Mapping[str, torch.dtype],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """Parameters, on the CPU, after a step of the optimizer with these gradients, clipped to
+        the limit. `kept`: dtypes in which the job steps them, which are wider than those of a model
+        in two-byte numbers: those that differ so are as before afterwards."""
+        before = {}
         for name, p in self.model.named_parameters():
-            given = gradients.get(name)
+            given, p.grad = gradients.get(name), None
+            if p.requires_grad and kept.get(name, p.dtype) != p.dtype:
+                before[p], p.data = p.data, p.data.to(kept[name])
+                state = self.optimizer.state.get(p, {})
+                state.update({k: x.to(p.dtype) for k, x in state.items() if _is_like(x, p)})
             p.grad = None if given is None else given.to(p.device, p.dtype)
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         never_still(self.optimizer)
         self.optimizer.step()
+        found = self.parameters()
+        for p, data in before.items():
+            p.data, p.grad = data, None
+        return found
+
+
+def _is_like(x: Any, p: Tensor) -> bool:
+    """Whether it is state of each element of a parameter."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.shape == p.shape
 
 
 def _apart(narrow: StepOutcome, wide: StepOutcome) -> dict[str, float]:

@@ -110,10 +110,8 @@ def _compared(
     given = {
         n: found.gradients.get(n) if g is not None else None for n, g in wanted.gradients.items()
     }
-    reference.update(given, job.max_grad_norm)
-    differs = first_update(
-        _as_kept(own, after), after, _as_kept(reference.parameters(), after), allowed
-    )
+    stepped = reference.stepped(given, job.max_grad_norm, {n: x.dtype for n, x in after.items()})
+    differs = first_update(_as_kept(own, after), after, _as_kept(stepped, after), allowed)
     reference.change(lambda name, _: own[name])
     return differs
 

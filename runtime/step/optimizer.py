@@ -86,11 +86,12 @@ def _rebuilt(
         found = [
             (h, p) for p in group["params"] for fqn in _paths(p, names) for h in by_fqn.get(fqn, [])
         ]
-        states += [(h, optimizer.state[p]) for h, p in found if p in optimizer.state]
+        states += [(h, p) for h, p in found if p in optimizer.state]
         groups.append({**group, "params": [h.tensor for h, _ in found]})
     made = like(optimizer, groups)
-    for h, state in states:
-        made.state[h.tensor] = {key: _part(h, key, value) for key, value in state.items()}
+    for h, p in states:
+        kept = {key: _part(h, key, value) for key, value in optimizer.state[p].items()}
+        made.state[h.tensor] = {key: _as_stepped(h, p, value) for key, value in kept.items()}
     return made
 
 
@@ -132,6 +133,13 @@ def like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torc
             )
         vars(made)[name] = copy.copy(value)
     return made
+
+
+def _as_stepped(held: Held, whole: nn.Parameter, value: Any) -> Any:
+    """State in the dtype of the user's parameter follows it into that which the job steps it in."""
+    if isinstance(value, Tensor) and value.ndim and value.dtype == whole.dtype:
+        return value.to(held.tensor.dtype)
+    return value
 
 
 def _part(held: Held, key: str, value: Any) -> Any:

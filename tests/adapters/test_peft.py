@@ -12,7 +12,7 @@ import meshwright as mw
 from meshwright.adapters.files import load_adapter, save_adapter
 from meshwright.forms.host_link import shaped
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.errors import PlanError
+from meshwright.ir.errors import PlanError, TraceError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
@@ -39,6 +39,14 @@ def lora(**more: Any) -> nn.Module:
         if "lora_B" in name:
             nn.init.normal_(p, std=0.1)
     return model
+
+
+def test_adapters_of_parameters_are_refused_by_name() -> None:
+    """peft puts them into the module and takes them out again in each call."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=["0.weight"])
+    with pytest.raises(TraceError, match=r"parameter weight \(target_parameters\).*target_modules"):
+        trace(peft.get_peft_model(model, config), (torch.ones(2, 4),), torch.sum)
 
 
 KINDS: dict[str, dict[str, Any]] = {

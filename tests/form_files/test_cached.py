@@ -12,10 +12,14 @@ from meshwright.forms.cache import moving
 from meshwright.forms.host_link import shaped
 from meshwright.forms.sync_findings import findings
 from meshwright.forms.tables import stepping_notes, table_findings
-from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import Infeasible
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.plan.summed import summed_axes
 from meshwright.ir.profile import measured
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
 from meshwright.profiling.rows import count_rows
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.spawn import RankFailed, alone, run_ranks
@@ -334,3 +338,34 @@ def test_what_cannot_be_is_refused() -> None:
     changed = replace(alone_plan.stages[0], by_parameter={"words.weight": one})
     (finding,) = table_findings(replace(alone_plan, stages=(changed,)), trace(model(), batch(0)))
     assert "others are read" in finding.message and "ids '0'" in finding.nearest
+
+
+class _Along(torch.nn.Module):
+    """Attention over a table's rows: cp leaves its gradient in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(64, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(self.words(ids)).square().mean()
+
+
+def test_no_search_gives_a_table_a_cache_whose_gradient_a_model_axis_sums() -> None:
+    """A job refuses such a plan; so does a check."""
+    given = {"ids": torch.zeros(4, 32, dtype=torch.int64)}
+    graph, cluster = trace(_Along(), given), Cluster.local(2)
+    (cpu,) = cluster.device_types
+    slow = replace(cpu, peak_flops={"float32": 2e7}, memory_bandwidth_bytes_per_s=2e7)
+    cluster = replace(cluster, device_types=(slow,))  # so that it pays to split all
+    pins = ("cp=2", "parameters words.weight cache=50%")
+    plan = search(graph, cluster, constraints=pins[:1], progress=False, optimizer="sgd")
+    assert "cp" in summed_axes(plan, graph, 0)["words.weight"]
+    cached = FormChoice(form="cached", settings={"ids": "ids"})
+    chosen = {"words.weight": ParameterChoice(store=cached)}
+    told = replace(plan, stages=(replace(plan.stages[0], by_parameter=chosen),))
+    (finding,) = table_findings(told, graph)
+    assert "summed over cp" in finding.message and "no store for words.weight" in finding.nearest
+    with pytest.raises(Infeasible, match="cache=50%"):
+        search(graph, cluster, constraints=pins, progress=False, optimizer="sgd")

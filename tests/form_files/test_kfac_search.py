@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.trace.trace import trace
@@ -117,3 +118,32 @@ def test_factors_are_priced_by_the_rows_that_layers_read() -> None:
     rate = asked.cluster.device(0).peak("float32")
     more = 6 * 2 * (512**2 + 513**2) * (64 * 63) / 4 / rate
     assert more < times[64 * 64] - times[64] < 3 * more
+
+
+class _WithTable(Layers):
+    """A table before the layers, which K-FAC knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.table = nn.Embedding(8, 16)
+
+    def forward(self, ids: Tensor, y: Tensor) -> Tensor:
+        return super().forward(self.table(ids), y)
+
+
+def test_a_search_refuses_what_a_job_would_refuse() -> None:
+    """And trains by K-FAC where a pattern leaves the table out."""
+    with torch.device("meta"):
+        given = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 16)
+        traced = trace(_WithTable(), given)
+
+    def asked(*pins: str) -> Problem:
+        return make_problem(
+            traced, Cluster.local(2), precision="fp32", optimizer="sgd", constraints=("dp=2", *pins)
+        )
+
+    with pytest.raises(PlanError, match=r"reads table.weight; nearest: patterns that leave"):
+        search_problem(asked("sync=kfac"))
+    plan = search_problem(asked("parameters layers.*.weight sync=kfac,zero=0"))
+    (choice,) = plan.stages[0].by_parameter.values()
+    assert choice.sync and choice.sync.form == "kfac"

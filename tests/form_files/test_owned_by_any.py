@@ -15,6 +15,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
@@ -84,6 +85,20 @@ def test_owners_step_by_it(zero: int) -> None:
     assert losses == pytest.approx(wanted, rel=1e-9)
     for path, x in parameters.items():
         assert (state[path] - x).abs().max() <= 1e-9 * x.abs().max(), path
+
+
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_a_search_takes_owners_for_all_that_the_user_asks_for(zero: str) -> None:
+    """Whoever steps a parameter has it whole, so nothing else need be pinned."""
+    asked = make_problem(
+        graph(), Cluster.local(2), precision="fp64", optimizer=BothSides,
+        constraints=("sync=by_owner", f"zero={zero}", "dp_shard=2"),
+    )  # fmt: skip
+    plan = search_problem(asked)
+    (stage,) = plan.stages
+    assert stage.sync_form == "by_owner" and stage.zero == int(zero)
+    losses, _ = run_ranks(2, train, plan)[0]
+    assert losses == pytest.approx(alone(plain)[0], rel=1e-9)
 
 
 class Late(torch.optim.Optimizer):

@@ -9,8 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
-from meshwright.ir.errors import TraceError
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError, TraceError
+from meshwright.ir.plan.verify import verify
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
 
 
 class _Step(nn.Module):
@@ -152,6 +155,25 @@ def test_autocast_inside_the_model() -> None:
 
     with pytest.raises(TraceError, match="autocast"):
         trace(_Step(after), EXAMPLE)
+
+
+def test_autocast_that_is_off_is_no_harm_where_nothing_casts() -> None:
+    """Routers and norms turn it off around what shall be in float32."""
+
+    def after(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return (x @ x.T).sum()
+
+    graph = trace(_Step(after), EXAMPLE)
+    assert graph.no_autocast.startswith("ir/test_trace_errors.py:")
+    plain = trace(_Step(lambda x: (x @ x.T).sum()), EXAMPLE)
+    assert graph.fingerprint == plain.fingerprint and not plain.no_autocast
+    with pytest.raises(PlanError, match=r"turns that off; nearest is 'bf16'.* or 'fp32'"):
+        search(graph, Cluster.local(1), progress=False)
+    plan = search(plain, Cluster.local(1), progress=False)
+    assert plan.precision == "bf16-autocast"
+    (found,) = verify(plan, graph)
+    assert found.rule == "precision" and graph.no_autocast in found.message
 
 
 def test_large_constants() -> None:

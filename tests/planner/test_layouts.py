@@ -281,3 +281,32 @@ def test_the_solver_equals_brute_force(seed: int) -> None:
     found = solve(run)
     assert found.cost == best
     assert cost_of(run, found.placed.get("x", R), found.chosen) == best
+
+
+class _SummedInBlocks(torch.nn.Module):
+    """Adds a term to the loss in each block, or at the end of all that blocks hand on."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.late = late
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        terms: list[torch.Tensor] = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            terms.append(x if self.late else x.pow(2).mean())
+        added = terms[0].pow(2).mean() if self.late else terms[0]
+        for term in terms[1:]:
+            added = added + (term.pow(2).mean() if self.late else term)
+        return x.sum(1).mean() + added
+
+
+def test_a_term_of_the_loss_that_blocks_add_up_is_told_where_it_may_be_summed() -> None:
+    (reason, *_) = batch_coupling(
+        early := trace(_SummedInBlocks(late=False), (torch.ones(4, 8),)),
+        solve_layouts(early, tp_mesh(1)),
+    )
+    assert "hands on" in reason and "may be summed at the end of forward" in reason
+    late = trace(_SummedInBlocks(late=True), (torch.ones(4, 8),))
+    assert not batch_coupling(late, solve_layouts(late, tp_mesh(1)))

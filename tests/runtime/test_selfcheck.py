@@ -12,9 +12,11 @@ from torch import nn
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.one_process import run_local
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan import plan_io
+from meshwright.planner.search.search import search
 from meshwright.runtime.check import model as model_check
 from meshwright.runtime.check import plan as plan_check
 from meshwright.runtime.check import run
@@ -337,6 +339,55 @@ def test_a_model_that_makes_rounding_large_is_told_so_and_refused_all_the_same()
         assert kind == "CheckFailed" and "makes rounding large" in text and "check=False" in text
         assert "report" not in text
     assert of_steady[0] == "CheckFailed" and "the plan is at fault" in of_steady[1]
+
+
+class Narrow(nn.Module):
+    """All in bfloat16, as fine-tuned models often come; steps of a small rate are lost there."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+        self.to(torch.bfloat16)
+
+    def forward(self, x, y):
+        return ((self.layers(x) - y) ** 2).mean()
+
+
+def warm(model):
+    """An optimizer that has stepped before, with state in bfloat16."""
+    made = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e-3)
+    made.step()
+    made.zero_grad()
+    return made
+
+
+def narrow_steps(plan):
+    batch = tuple(x.bfloat16() for x in data())
+    found = []
+    for optimizer in ("adamw", warm):
+        model = Narrow()
+        given = optimizer if isinstance(optimizer, str) else optimizer(model)
+        more = {"lr": 1e-5} if isinstance(given, str) else {}
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        job = compile_job(model, plan, optimizer=given, example_inputs=batch, check=True, **more)
+        job.step(batch)
+        moved = {n: float((p - before[n]).abs().max()) for n, p in full_state(job).items()}
+        found.append((str(job.checked), moved))
+        job.close()
+    return found
+
+
+def test_a_model_in_bfloat16_is_stepped_in_float32_in_the_check_too():
+    """As the job steps it: in bfloat16 a weight of 1 does not move by 1e-5."""
+    batch = tuple(x.bfloat16() for x in data())
+    plan = search(Narrow(), Cluster.local(1), example_inputs=batch, progress=False)
+    assert plan.precision == "bf16"
+    for checked, moved in run_ranks(1, narrow_steps, plan, timeout_s=300)[0]:
+        assert "one step of the plan" in checked
+        assert all(0.5e-5 < by < 2e-5 for by in moved.values()), moved
 
 
 class Wide(nn.Module):

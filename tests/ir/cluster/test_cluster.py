@@ -175,6 +175,11 @@ def test_quantities_are_strict(text: str) -> None:
         parse_quantity(text, "bytes")
 
 
+def test_a_unit_in_other_letters_is_told() -> None:
+    with pytest.raises(PlanError, match=r"'2KB' is not a bytes quantity; nearest is '2kB'"):
+        parse_quantity("2KB", "bytes")
+
+
 def test_local_processes_share_cores() -> None:
     cluster = Cluster.local(4)
     assert cluster.num_devices == 4

@@ -16,7 +16,12 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.trace.loss_module import flatten_batch, nested_batch, takes_output_alone
+from meshwright.ir.trace.loss_module import (
+    flatten_batch,
+    keyword_names,
+    nested_batch,
+    takes_output_alone,
+)
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -294,3 +299,39 @@ class Holds(nn.Module):
 def test_special_tensors_of_a_model_are_refused(tensor: Tensor, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         trace(Holds(tensor), (X,))
+
+
+class _HandsOn(nn.Module):
+    """As peft's and torch's wrappers are: forward takes anything, and hands it on."""
+
+    def __init__(self, model: nn.Module, *, by_call: bool) -> None:
+        super().__init__()
+        self.inner = model
+        if by_call:
+            self.get_base_model = lambda: self.inner
+        else:
+            self.module = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+class _Named(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+def test_a_wrapper_gets_what_the_model_inside_takes(by_call: bool) -> None:
+    """And not what only the loss function reads."""
+    wrapped = _HandsOn(_Named(4, 1), by_call=by_call)
+    assert keyword_names(wrapped) == frozenset({"x"})
+    graph = trace(wrapped, {"x": X, "y": Y}, lambda out, batch: (out.sum(1) - batch["y"]).sum())
+    assert graph.input_names == ("x", "y")
+
+
+def test_a_wrapper_of_nobody_knows_what_takes_all() -> None:
+    class Any_(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    assert keyword_names(Any_()) is None
