@@ -498,9 +498,9 @@ class Walk(Trace):
     def _widened(self, step: OpStep, local: LocalOp) -> int:
         """Bytes of the copy in float32 that the op keeps of a value which was wide as it was traced
         and is not."""
-        traced = DTYPE_BYTES[self._tensor(step.op.inputs[0]).dtype]
         if not facts(step.op.target).widens or self.site.device.kind != "cpu":
             return 0
+        traced = DTYPE_BYTES[self._tensor(step.op.inputs[0]).dtype]
         return self.local.elements[step.inputs[0].value] * traced * (step.inputs[0].width < traced)
 
     def _save_result(self, op: Op) -> None:
