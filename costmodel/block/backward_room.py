@@ -59,6 +59,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             elements = walk.local.elements
             made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
+            narrow, widest = made_of.cast_by(step)
             beside, least, before = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
@@ -79,17 +80,23 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
                 to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
-            adding = max(adding, now - again - freed + own + made_of.waiting_bytes)
-            if now - freed - less > growing:
-                growing, at = now - freed - less, late_s.get(step.op.name, 0.0)
+            # Those of copies are narrow until the op has run.
+            late = own - narrow if narrow else 0
+            adding = max(adding, now - again - freed + own - late + made_of.waiting_bytes)
+            if now - freed - less - late > growing:
+                growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             apart = max(live.comes(made), back)
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
-                most, growing = max(most, then), max(growing, then - less)
-                adding = max(adding, then + made_of.waiting_bytes)
+                most, growing = max(most, then), max(growing, then - less - late)
+                adding = max(adding, then + narrow + made_of.waiting_bytes)
+            if narrow:  # they are cast, one after the other
+                then = live.nbytes - freed + narrow
+                growing = max(growing, then - less)
+                adding = max(adding, then + widest + made_of.waiting_bytes)
             if again:  # the op has run, and its gradients are added to those that wait
                 then = live.nbytes - freed + again + made_of.sum_bytes(step)
                 most, growing = max(most, then), max(growing, then - less)
@@ -299,6 +306,19 @@ class _WeightGradients:
         own = self._of(step)
         again = [nbytes for name, nbytes in own if name in self._waiting]
         return sum([nbytes for _, nbytes in own]), sum(again)
+
+    def cast_by(self, step: OpStep) -> tuple[int, int]:
+        """Returns bytes of the gradients that an op makes of copies that autocast has made of
+        parameters, and those of the largest when it is cast back; (0, 0): of none."""
+        if step.op_class is OpClass.VIEW or facts(step.op.target).cpu_casts:
+            return 0, 0
+        found = [
+            (self._elements[operand.value] * operand.width,
+             self._elements[operand.value] * operand.own_width)
+            for operand in step.inputs
+            if operand.is_param and operand.requires_grad and operand.width < operand.own_width
+        ]  # fmt: skip
+        return sum([made for made, _ in found]), max([wide for _, wide in found], default=0)
 
     def sum_bytes(self, step: OpStep) -> int:
         """Returns the most that a sum takes beside its two terms: autograd adds to the first in
