@@ -167,9 +167,7 @@ class Walk(Trace):
         self.clock.add(time)
 
     def _price(self, step: OpStep) -> None:
-        share, elements = 1.0, self.local.elements
-        for value, dim, size in step.parts:
-            share *= self.local.shapes[value][dim] / size
+        share, elements = self._share(step), self.local.elements
         kept = self._inside_kept(step, share)
         local = self._local(step, share, kept)
         multiplied = as_multiplied_by(local, step.op, self.site.run_as, self.facts.precision)
@@ -218,6 +216,13 @@ class Walk(Trace):
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+
+    def _share(self, step: OpStep) -> float:
+        """What this rank's micro-batch has of the op's work."""
+        found = 1.0
+        for value, dim, size in step.parts:
+            found *= self.local.shapes[value][dim] / size
+        return found
 
     def _operand_bytes(self, step: OpStep, local: LocalOp) -> int:
         """Of what an op reads, what counts nowhere else: parameters are there at any time, and so
@@ -281,6 +286,7 @@ class Walk(Trace):
             self.site.device.kind,
             max([given.own_width for given in step.inputs if given.is_param], default=0),
             step.dtype,
+            round(step.op.saved_extra_bytes * self._share(step)),
         )
 
     def _temporaries(self, step: OpStep, local: LocalOp) -> int:

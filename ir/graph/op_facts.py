@@ -73,6 +73,8 @@ class CallPart:
     """Bytes of a value of its parameters, where autocast has cast them; 0: as the first operand."""
     dtype: str = ""
     """In which it computes, where its kernels depend on that."""
+    kept: int = 0
+    """Bytes of this part that a trace saw autograd keep inside of it."""
 
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""

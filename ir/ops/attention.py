@@ -172,7 +172,7 @@ def _scores_bytes(op: Op, part: CallPart) -> int:
     query, key = part.shapes[:2]
     nbytes = prod(query[:-1]) * key[-2] * max(part.width, 4)
     made = part.device_kind == "cpu" and not given(op, "dropout_p")
-    return nbytes if made and op.saved_extra_bytes >= nbytes else 0
+    return nbytes if made and part.kept >= nbytes else 0
 
 
 def _temporaries(op: Op, part: CallPart) -> int:
