@@ -312,8 +312,8 @@ class CostTables:
             del kept[name]
         saved = [c.saved_bytes for c in costs]
         passing = self._passing(blocks, costs, modes, spot, prelude, kept)
-        names = {value.name for value in passing}
-        stays = sum([nbytes for name, nbytes in prelude.made if name not in names])
+        gone = {value.name for value in passing}
+        stays = sum([nbytes for name, nbytes in prelude.made if name not in gone])
         saved[0] += stays
         entering = [0] * len(blocks)
         entering[0] = stays
@@ -336,10 +336,12 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
-            block_passing=tuple([
-                sum([value.nbytes for value in passing if value.first <= index <= value.last])
-                for index in range(len(blocks))
-            ]),
+            block_passing=tuple(
+                [
+                    sum([value.nbytes for value in passing if value.first <= index <= value.last])
+                    for index in range(len(blocks))
+                ]
+            ),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),

@@ -36,12 +36,12 @@ def batch_norm(
         )
     axes, count = comm.of_replica(axes, count)
     if not any(comm.line(axis).size > 1 for axis in axes):
-        each = [running_mean, running_var]
-        if channel_axis:  # autograd has those of this rank, and nobody may change them after that
-            own = [_mine(comm, running, channel_axis, channels) for running in each]
-            each = [None if x is None else x.clone() for x in own]
-        made = torch.batch_norm(input, weight, bias, *each, True, momentum, eps, cudnn_enabled)
-        for running, now in zip((running_mean, running_var), each, strict=True):
+        mean = _own(comm, running_mean, channel_axis, channels)
+        variance = _own(comm, running_var, channel_axis, channels)
+        made = torch.batch_norm(
+            input, weight, bias, mean, variance, True, momentum, eps, cudnn_enabled
+        )
+        for running, now in ((running_mean, mean), (running_var, variance)):
             if running is not None and now is not None and channel_axis:
                 running.copy_(comm.all_gather(now, channel_axis, 0, channels))
         return made
@@ -71,6 +71,12 @@ def _mine(
     comm: Comm, running: Tensor | None, axis: str, channels: tuple[int, ...]
 ) -> Tensor | None:
     return running if running is None or not axis else comm.slice(running, axis, 0, channels)
+
+
+def _own(comm: Comm, running: Tensor | None, axis: str, channels: tuple[int, ...]) -> Tensor | None:
+    """A copy where channels are split: autograd has it, so that nobody may change it later."""
+    mine = _mine(comm, running, axis, channels)
+    return mine if mine is None or not axis else mine.clone()
 
 
 def _track(

@@ -310,8 +310,9 @@ class _WeightGradients:
     def cast_by(self, step: OpStep) -> tuple[int, int]:
         """Returns bytes of the gradients that an op makes of copies that autocast has made of
         parameters, and those of the largest when it is cast back; (0, 0): of none."""
-        if step.op_class is OpClass.VIEW or facts(step.op.target).cpu_casts:
-            return 0, 0
+        target = step.op.target
+        if not target.startswith("aten.") or facts(target).cpu_casts:
+            return 0, 0  # fused operators and cells say themselves what they have
         found = [
             (self._elements[operand.value] * operand.width,
              self._elements[operand.value] * operand.own_width)

@@ -121,9 +121,9 @@ def _shared(op: Op, part: CallPart) -> tuple[int, int]:
 
 
 def _root_mean_square(op: Op, part: CallPart) -> int:
-    """On a CPU torch's are operators one after the other, in float32: of values as many the gradient
-    by what divides them, that of their mean spread out, and three of their squares. The values
-    that a weight multiplies have gone by then."""
+    """On a CPU torch's are operators one after the other, in float32. For each value there is its
+    gradient by what divides it, that of the mean, and three of its square. The values that a weight
+    multiplies have gone by then."""
     if part.device_kind != "cpu":
         return 0
     values, weight = prod(part.shapes[0]), bool(slots(op, "weight"))

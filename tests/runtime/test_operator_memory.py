@@ -111,7 +111,7 @@ class _Normed(nn.Module):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
 def test_norms_by_the_root_mean_square_hold_squares(precision: str, weighted: bool) -> None:
     told = told_of_held(_Normed(weighted=weighted), (torch.randn(512, 64),), precision)
-    assert told == pytest.approx(1.0, abs=0.005)
+    assert told == pytest.approx(1.0, abs=0.01)
 
 
 def test_gradients_that_a_block_was_given_are_there_to_its_end() -> None:
