@@ -22,11 +22,12 @@ def forward_room(
     roots, elements = walk.facts.roots, walk.local.elements
     there = {roots.get(name, name) for name in entering}
     keys, kept, most = set[SavedKey](), 0, 0
-    last, waiting = _last_read(walk, again), dict[str, int]()
+    last, waiting, rooms = _last_read(walk, again), dict[str, int](), iter(walk.rooms)
     for number, step in enumerate(walk.script):
         if isinstance(step, MoveStep):
             most = max(most, kept + _moved_bytes(walk, step, there))
             continue
+        ahead = next(rooms).ahead
         own = {tensor.key for tensor in step.kept if tensor.key} | {(step.op.name, "extra", ())}
         new = (own & saved.keys()) - keys
         kept += sum([saved[key] for key in new])
@@ -44,7 +45,7 @@ def forward_room(
         }  # fmt: skip
         at_once = {**waiting, **beside}
         others = sum([n for root, n in at_once.items() if root not in there])
-        most = max(most, kept + others + _cast_bytes(step, elements, again))
+        most = max(most, kept + others + _cast_bytes(step, elements, again) + ahead)
         made = {roots.get(name, name) for name in step.op.outputs if name}
         waiting |= {root: nbytes for root, nbytes in beside.items() if root in made}
         waiting = {root: n for root, n in waiting.items() if last.get(root, 0) > number}

@@ -81,6 +81,8 @@ class OpRoom(NamedTuple):
     """In all, at least."""
     before: int = 0
     """As `beside`, before there are gradients of its parameters; 0: never more."""
+    ahead: int = 0
+    """Inside of its forward, beside all that this keeps."""
 
 
 @dataclass
@@ -211,7 +213,8 @@ class Walk(Trace):
             before = self._temporaries_before(step, local) + early
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
-        self.rooms.append(OpRoom(beside + later, least, before and beside + before))
+        inside = ahead * facts(step.op.target).inside_to_end
+        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside))
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.graph.op_facts import OpFacts, named
+from meshwright.ir.graph.op_facts import CallPart, OpFacts, named
 from meshwright.ir.graph.op_forms import always, numbered, sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -110,6 +110,17 @@ def seeded(site: OpSite, form: Form) -> Form:
     return sharded(form, "seeded", **extra)
 
 
+_WIDE = 4
+"""Bytes of a value in float32."""
+
+
+def _unscaled(op: Op, part: CallPart) -> int:
+    """Of narrow values, what a mask has multiplied is there while that is scaled; others are
+    multiplied by both at once."""
+    drops = part.device_kind == "cpu" and given(op, "train") and given(op, "p")
+    return part.made_bytes * (part.width < _WIDE) if drops else 0
+
+
 _DRAWN = OpFacts(op_class=OpClass.TRANSCENDENTAL)
 _PARTED = OpFacts(rule=_alike)
 FACTS = {
@@ -117,7 +128,17 @@ FACTS = {
     "meshwright.noise_of": replace(_DRAWN, rule=_of_shape, form=_noise),
     "meshwright.drop": replace(_PARTED, form=always("drop")),
     "meshwright.random_slope": replace(_PARTED, form=always("random_slope")),
-    **named("dropout", replace(_DRAWN, rule=elementwise(), form=_dropped, redrawn=True)),
+    **named(
+        "dropout",
+        replace(
+            _DRAWN,
+            rule=elementwise(),
+            form=_dropped,
+            redrawn=True,
+            forward_inside=_unscaled,
+            inside_to_end=True,
+        ),
+    ),
     **named("dropout_", OpFacts(rule=elementwise(), form=_dropped, redrawn=True)),
     **named("native_dropout", replace(_DRAWN, form=seeded)),
     **named("bernoulli rand rand_like", _DRAWN),
