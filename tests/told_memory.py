@@ -39,14 +39,19 @@ def told_of_pipeline(
 
 
 def told_of_pinned(
-    model: nn.Module, data: tuple[Tensor, ...], precision: str, *pins: str, ranks: int = 2
+    model: nn.Module,
+    data: tuple[Tensor, ...],
+    precision: str,
+    *pins: str,
+    ranks: int = 2,
+    recompute: str = "none",
 ) -> list[float]:
     """The same of each rank, with AdamW and what a search finds with such pins."""
     torch.manual_seed(0)
     graph = trace(model, data, precision=precision)
     plan = search(
         graph, Cluster.local(ranks), optimizer="adamw", precision=precision,
-        constraints=(*pins, "recompute=none"), progress=False,
+        constraints=(*pins, f"recompute={recompute}"), progress=False,
     )  # fmt: skip
     stages = [next(i for i, s in enumerate(plan.stages) if r in s.devices) for r in range(ranks)]
     held = run_ranks(ranks, _held, model, plan, graph, data)

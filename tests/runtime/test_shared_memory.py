@@ -1,8 +1,11 @@
 """Memory of ranks that share a model: predicted beside tracked bytes."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
 
 import meshwright as mw
 from tests.small_languages import gpt2, llama, mixtral
@@ -134,6 +137,59 @@ def test_gradients_of_a_second_half_come_one_after_the_other() -> None:
     pins = ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=sums_on_host")
     told = told_of_pinned(_Language(_llama()), data, "fp32", *pins)
     assert told == pytest.approx([1, 1], rel=0.002)
+
+
+def test_gradients_of_copies_of_weights_are_narrow_until_their_product_has_run() -> None:
+    """They are added to those in float32 one by one. The first op of a backward has all that was
+    made again beside them."""
+    data = (torch.randint(0, WORDS, (8, TOKENS)),)
+    pins = ("pp=2", "num_microbatches=4", "schedule=last_no_recompute_1f1b")
+    told = told_of_pinned(_Language(_llama()), data, "bf16-autocast", *pins, recompute="full")
+    assert told == pytest.approx([1, 1], rel=0.005)
+
+
+class _Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [3, 32, 32, 32]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in pairwise(widths)
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x.mean((2, 3))), y)
+
+
+def test_batch_norms_of_split_channels_are_one_operator() -> None:
+    data = (torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,)))
+    told = told_of_pinned(_Convolutions(), data, "fp32", "tp=2", "num_microbatches=1")
+    assert told == pytest.approx([1, 1], rel=0.01)
+
+
+def test_masks_of_a_whole_batch_are_not_those_of_a_part() -> None:
+    """No scores are made for them."""
+    config = BertConfig(
+        vocab_size=WORDS, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    data = (torch.randint(0, WORDS, (8, 64)), torch.ones(8, 64, dtype=torch.long))
+    pins = ("pp=2", "num_microbatches=4", "schedule=one_f_one_b")
+    told = told_of_pinned(_Masked(BertForMaskedLM(config)), data, "bf16-autocast", *pins)
+    assert told == pytest.approx([1, 1], rel=0.005)
+
+
+class _Masked(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        loss: Tensor = self.model(ids, attention_mask=mask, labels=ids).loss
+        return loss
 
 
 def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
