@@ -49,6 +49,14 @@ class Passing(NamedTuple):
     """Of the last that reads it."""
 
 
+def _passing_by_block(passing: Sequence[Passing], blocks: int) -> tuple[int, ...]:
+    found = [0] * blocks
+    for value in passing:
+        for index in range(value.first, value.last + 1):
+            found[index] += value.nbytes
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
     """One micro-batch of a run of blocks on one rank."""
@@ -336,12 +344,7 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
-            block_passing=tuple(
-                [
-                    sum([value.nbytes for value in passing if value.first <= index <= value.last])
-                    for index in range(len(blocks))
-                ]
-            ),
+            block_passing=_passing_by_block(passing, len(blocks)),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),
@@ -361,17 +364,25 @@ class CostTables:
         recording."""
         found: dict[str, Passing] = {}
         made: dict[str, int] = {}
-        sizes, stays = dict(prelude.made), set[str]()
+        roots, sizes, stays = self.facts.roots, dict(prelude.made), set[str]()
+        unkept = {root for root, nbytes in kept.items() if not nbytes} | sizes.keys()
+        # The search asks for many stages: blocks of which all is kept take no calls here.
         for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
-            again = (mode and cost.backward_s > 0) or spot.captured
-            known = cost.passes or (False,) * len(block.inputs)
-            for name, nbytes, passes in zip(block.inputs, cost.input_bytes, known, strict=True):
-                root = self.facts.roots[name]
-                if again or kept.get(root) or (root in sizes and not passes):
+            for position, name in enumerate(block.inputs):
+                root = roots[name]
+                if root not in unkept or root in stays:
+                    continue
+                again = (mode and cost.backward_s > 0) or spot.captured
+                passes = cost.passes and cost.passes[position]
+                if again or (root in sizes and not passes):
                     stays.add(root)
+                    continue
                 begin = found[root].first if root in found else made.get(root, -1) + 1
-                found[root] = Passing(root, sizes.get(root, nbytes), begin, index)
-            made |= {self.facts.roots[name]: index for name in block.outputs}
+                nbytes = sizes.get(root, cost.input_bytes[position])
+                found[root] = Passing(root, nbytes, begin, index)
+            for name in block.outputs:
+                if roots[name] in unkept:
+                    made[roots[name]] = index
         tensors = self.graph.tensors
         return [
             value for root, value in found.items()
