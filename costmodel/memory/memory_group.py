@@ -300,18 +300,27 @@ class BackwardGradients:
         ties = [one.nbytes for one in self._group.tied if one.readers[0] < index <= one.readers[-1]]
         return ceil(self._made * sum(ties))
 
+    @property
+    def goes_beside(self) -> bool:
+        """Whether it is known how much of what goes has gone when a block is in its middle."""
+        return bool(self._way)
+
     def reaches(self, index: int) -> None:
         """A block comes to where it has most at once."""
         if self._way:
             newest, before, _ = self._way[index]
             self.moving = min(self.moving, ceil(newest * self._newest + before * self._before))
 
-    def opened(self) -> None:
-        """A block's parameters have come from the host when it was about to run: the gradients of
-        the one before it have gone meanwhile."""
+    @property
+    def opens(self) -> bool:
+        """Whether gradients of a block have gone when parameters have come for the next one."""
         exchange = self._group.exchange
-        if self._leaves and exchange.comes_from_host and exchange.gradients_leave_each:
-            self.moving = 0
+        return self._leaves and exchange.comes_from_host and exchange.gradients_leave_each
+
+    def opened(self) -> None:
+        """A block's parameters have come from the host when it was about to run; of groups of which
+        gradients have gone meanwhile."""
+        self.moving = 0
 
     @property
     def overtakes(self) -> bool:

@@ -424,6 +424,8 @@ class StageMemory:
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None and all([group.come for group in groups])
         copied = [group for group in groups if group.adds_copies]
+        opening = [group for group in groups if group.opens and not self.prefetch]
+        reaching = [group for group in groups if group.goes_beside]
         coming = self._coming
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
@@ -434,14 +436,14 @@ class StageMemory:
                 arriving, gathered = ahead[index]
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, there, arriving + moving, block.given)))
-                for group in groups if not self.prefetch else ():
+                for group in opening:
                     group.opened()
             needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
             needs -= (block.second_late if second else block.late) * come
-            for group in groups:
+            for group in reaching:
                 group.reaches(index)
             if one:
                 workspace = one.run(index, needs, one_op, adding)
