@@ -183,7 +183,8 @@ class Stage:
     prefetch: int = 0
     """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
-    """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
+    """Block name or pattern -> whether its activations are recomputed; names outrank patterns. In
+    files names in a row are one: `h.0..11`."""
     saved: dict[str, dict[str, Keeping]] = field(default_factory=dict)
     """Block name or pattern -> `Op.key` or pattern of keys -> what becomes of the values that these
     ops make and the backward needs, where they are not simply kept (`ir.plan.keeping`)."""

@@ -1,6 +1,7 @@
 """Plans as files: canonical JSON, its hash, and reading that refuses whatever is doubtful."""
 
 import difflib
+import json
 import re
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
@@ -14,6 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan as types
 from meshwright.ir.plan.bounds import bound_problems
 from meshwright.ir.plan.plan import MESH_AXES, SCHEMA, Plan
+from meshwright.ir.plan.runs import from_runs, has_runs, in_runs
 from meshwright.ir.text.canonical import at_path, check_schema, format_json, parse_json, read_text
 from meshwright.ir.text.plain_text import SHOWN, check_texts, shown
 
@@ -50,6 +52,8 @@ _UNSAID = frozenset(
     }
 )
 """What many plans do not have; left out where there is none."""
+_BY_BLOCK = ("recompute", "saved")
+"""Dicts of a stage by names of blocks, which files have in runs."""
 _SAID = frozenset({"predicted", "evidence", "notes", "versions", "gives_up", "routing"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other
 candidates and yet find the same plan, of the same hash."""
@@ -75,7 +79,10 @@ def dumps(plan: Plan) -> str:
     """Canonical JSON: a git diff of two plans reads well. The hash is renewed."""
     data = _data(rehash(plan))
     check_texts(data, "the plan cannot be written")
-    return format_json(data)
+    stages = [
+        {**stage, **{key: in_runs(stage[key]) for key in _BY_BLOCK}} for stage in data["stages"]
+    ]
+    return format_json(data | {"stages": stages})
 
 
 def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
@@ -89,6 +96,8 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     named = data.get("schema") if isinstance(data, dict) else None
     older = isinstance(named, str) and named in _CONVERTED
     check_schema(data, data["schema"] if older else SCHEMA, where)
+    if whole := _without_runs(data, where):
+        data, text = whole, json.dumps(whole)
     try:
         plan = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
@@ -106,6 +115,20 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
             f"`meshwright check {where} --rehash`"
         )
     return rehash(_of_today(plan))
+
+
+def _without_runs(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same with each block's name in the place of runs; empty if there are none."""
+    given = data.get("stages")
+    stages = [dict(stage) if isinstance(stage, dict) else stage for stage in
+              (given if isinstance(given, list) else ())]  # fmt: skip
+    found = False
+    for index, stage in enumerate(stages):
+        for key in _BY_BLOCK if isinstance(stage, dict) else ():
+            if isinstance(stage.get(key), dict) and has_runs(stage[key]):
+                stage[key] = from_runs(stage[key], f"{where}: stages.{index}.{key}")
+                found = True
+    return data | {"stages": stages} if found else {}
 
 
 def _of_today(plan: Plan) -> Plan:

@@ -15,6 +15,7 @@ from meshwright.ir.plan.detail import NEXT_FORWARD, StageTraffic
 from meshwright.ir.plan.parameters import names_forms
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.predicted import Evidence, Prediction
+from meshwright.ir.plan.runs import in_runs
 from meshwright.ir.styles import style
 from meshwright.ir.text.terminal import Terminal
 from meshwright.ir.text.units import size, size_unit
@@ -145,7 +146,7 @@ def _stages(plan: Plan) -> Table:
     for name in ("#", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
         table.add_column(name, no_wrap=name in ("#", "mesh", "samples"))
     for i, stage in enumerate(plan.stages):
-        again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
+        again = ", ".join(in_runs({k: h for k, h in stage.recompute.items() if h == "full"})) or "-"
         table.add_row(str(i), _blocks(stage), ranges(stage.devices), _mesh(stage), _shares(stage),
                       _zero(stage), again)  # fmt: skip
     return table
