@@ -33,6 +33,7 @@ from meshwright.planner.inside.data_layout import DataLayout, solve_data
 from meshwright.planner.inside.explain import batch_coupling, batch_norms
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.constraints import (
+    EVERYWHERE,
     Constraint,
     OnStage,
     Pin,
@@ -333,7 +334,7 @@ def _held_whole(
 
 def _gives_owners(asked: Constraint) -> bool:
     """Whether the user has all parameters stepped whole, each by an owner."""
-    return isinstance(asked, Pin) and asked.name == "sync" and asked.value == has_owners()[0]
+    return isinstance(asked, Pin) and asked.scope == EVERYWHERE and asked.value in has_owners()
 
 
 def _trained(graph: Graph) -> dict[str, tuple[int, ...]]:

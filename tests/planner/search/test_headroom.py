@@ -29,13 +29,14 @@ def peak(room: int, layers: int = 2, **options: object) -> int:
 
 
 def test_plans_leave_a_share_free_and_less_when_asked() -> None:
-    most = peak(10**9, 3, memory_headroom=0)
-    least = peak(10**9, 3, memory_headroom=0, objective="memory")
+    whole = ("model=1",)  # of replicas the fastest need much more than those that need least
+    most = peak(10**9, 3, memory_headroom=0, constraints=whole)
+    least = peak(10**9, 3, memory_headroom=0, objective="memory", constraints=whole)
     assert least < 0.9 * most
-    assert peak(most, 3, memory_headroom=0) == most  # filled to the last byte
-    assert peak(most, 3) <= 0.9 * most
+    assert peak(most, 3, memory_headroom=0, constraints=whole) == most  # filled to the last byte
+    assert peak(most, 3, constraints=whole) <= 0.9 * most
     # What the user pins is what may be used.
-    assert peak(most, 3, constraints=(f"memory<={most}B",)) == most
+    assert peak(most, 3, constraints=(*whole, f"memory<={most}B")) == most
 
 
 def test_what_would_fit_without_it_is_said() -> None:
