@@ -15,7 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import plan as types
 from meshwright.ir.plan.bounds import bound_problems
 from meshwright.ir.plan.plan import MESH_AXES, SCHEMA, Plan
-from meshwright.ir.plan.runs import from_runs, has_runs, in_runs
+from meshwright.ir.plan.runs import MOST, from_runs, has_runs, in_runs
 from meshwright.ir.text.canonical import at_path, check_schema, format_json, parse_json, read_text
 from meshwright.ir.text.plain_text import SHOWN, check_texts, shown
 
@@ -122,12 +122,12 @@ def _without_runs(data: dict[str, Any], where: str) -> dict[str, Any]:
     given = data.get("stages")
     stages = [dict(stage) if isinstance(stage, dict) else stage for stage in
               (given if isinstance(given, list) else ())]  # fmt: skip
-    found = False
+    found, left = False, MOST
     for index, stage in enumerate(stages):
         for key in _BY_BLOCK if isinstance(stage, dict) else ():
             if isinstance(stage.get(key), dict) and has_runs(stage[key]):
-                stage[key] = from_runs(stage[key], f"{where}: stages.{index}.{key}")
-                found = True
+                stage[key] = from_runs(stage[key], f"{where}: stages.{index}.{key}", left)
+                found, left = True, left - len(stage[key])
     return data | {"stages": stages} if found else {}
 
 

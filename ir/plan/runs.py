@@ -14,7 +14,7 @@ T = TypeVar("T")
 LEAST = 3
 """Names that are worth a run."""
 MOST = 10**6
-"""Names that a run may stand for: blocks of the largest model."""
+"""Names that all runs of a file may stand for."""
 _RUN = re.compile(r"((?:.+\.)?)(0|[1-9]\d{0,8})\.\.(0|[1-9]\d{0,8})((?:\..+)?)")
 
 
@@ -64,19 +64,26 @@ def has_runs(items: Mapping[str, object]) -> bool:
     return any(".." in name for name in items)
 
 
-def from_runs(items: Mapping[str, T], where: str) -> dict[str, T]:
+def from_runs(items: Mapping[str, T], where: str, most: int = MOST) -> dict[str, T]:
     """Returns each name of `in_runs`; PlanError, which begins with `where`, for what is no run, for
-    too many names, and for a name that is there twice."""
+    more than `most` names, and for a name that is there twice."""
     found: dict[str, T] = {}
     for key, item in items.items():
-        for name in _names(key, where) if ".." in key else (key,):
+        head, numbers, tail = _parts(key, where) if ".." in key else (key, range(0), "")
+        if len(found) + len(numbers) > most:
+            raise PlanError(
+                f"{where}: {shown(key)} has {len(numbers)} names; of a plan's runs together there "
+                f"may be {MOST}"
+            )
+        for name in [f"{head}{number}{tail}" for number in numbers] or [key]:
             if name in found:
                 raise PlanError(f"{where}: {shown(name)} is there twice; say it once")
             found[name] = item
     return found
 
 
-def _names(key: str, where: str) -> list[str]:
+def _parts(key: str, where: str) -> tuple[str, range, str]:
+    """What comes before the numbers, these, and what comes behind."""
     match = _RUN.fullmatch(key)
     first, last = (int(match[2]), int(match[3])) if match else (0, 0)
     if match is None or first > last or ".." in match[1] + match[4]:
@@ -84,6 +91,4 @@ def _names(key: str, where: str) -> list[str]:
             f"{where}: {shown(key)} is no run of names; one is like 'model.layers.0..69', the "
             "lower number first"
         )
-    if last - first >= MOST:
-        raise PlanError(f"{where}: {shown(key)} has {last - first + 1} names; at most {MOST}")
-    return [f"{match[1]}{number}{match[4]}" for number in range(first, last + 1)]
+    return match[1], range(first, last + 1), match[4]

@@ -83,7 +83,10 @@ def test_what_is_a_run(names: tuple[str, ...], short: tuple[str, ...]) -> None:
         ("h.0..2..4", "is no run of names"),
         ("h.00..2", "is no run of names"),
         ("..3", "is no run of names"),
-        (f"h.0..{MOST}", f"has {MOST + 1} names; at most {MOST}"),
+        (
+            f"h.10..{MOST + 10}",
+            f"has {MOST + 1} names; of a plan's runs together there may be {MOST}",
+        ),
         ("h.0..999999999", "has 1000000000 names"),
         ("h.1..3", "'h.2' is there twice; say it once"),
     ],
@@ -94,3 +97,16 @@ def test_what_is_none_is_refused(key: str, why: str) -> None:
     with pytest.raises(PlanError, match="recompute") as raised:
         loads(json.dumps(data), check_hash=False)
     assert why in str(raised.value)
+
+
+def test_runs_of_a_file_are_bounded_together() -> None:
+    """However they are shared out over its stages."""
+    data = json.loads(dumps(rehash(_plan())))
+    data["stages"][0]["recompute"] = {"a.0..4": "full"}
+    data["stages"][0]["saved"] = {}
+    data["stages"][1]["recompute"] = {f"b.1..{MOST - 4}": "full"}
+    with pytest.raises(PlanError, match=r"stages\.1\.recompute: 'b\.1.*together"):
+        loads(json.dumps(data), check_hash=False)
+    assert len(from_runs({"a.0..4": "full", "b.1..5": "full"}, "plan", 10)) == 10
+    with pytest.raises(PlanError, match="together"):
+        from_runs({"a.0..4": "full", "b.1..6": "full"}, "plan", 10)
