@@ -266,10 +266,9 @@ def _keeps_whole(op: Op, strategy: Strategy, divides: Callable[[str], bool]) -> 
 def _splits_values(op: Op, strategy: Strategy, graph: Graph) -> bool:
     """Whether parameters are split only where a value is that they meet: experts along a sequence,
     whose tokens travel."""
-    kinds = {True: False, False: False}
-    for name, placed in zip(op.inputs, strategy.inputs, strict=True):
-        kinds[graph.tensors[name].kind is Kind.PARAMETER] |= isinstance(placed, Shard)
-    return kinds[False] or not kinds[True]
+    pairs = zip(op.inputs, strategy.inputs, strict=True)
+    split = {graph.tensors[n].kind is Kind.PARAMETER for n, p in pairs if isinstance(p, Shard)}
+    return split != {True}
 
 
 def _is_needed(op: Op, strategy: Strategy) -> bool:
