@@ -35,3 +35,8 @@ def _main(folder: Path) -> None:
 
 if __name__ == "__main__":
     _main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What was asked for is on disk. torch's threads for backwards on a device may be at work when
+    # Python and then C++ take down what they use, and a process then ends by SIGABRT now and then.
+    os._exit(0)
