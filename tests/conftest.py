@@ -3,7 +3,6 @@
 import atexit
 import gc
 import os
-import shutil
 import tempfile
 from collections import defaultdict
 from contextlib import suppress
@@ -16,22 +15,16 @@ from hypothesis import settings
 from meshwright.ir.garbage import FEWER_OBJECTS, keep_aside, take_back
 from tests import both_ends
 from tests.huge_pages import use_huge_pages
+from tests.run_folder import make_folder
 from tests.sampled import ALL_CASES, picked
-from tests.trace_folder import FOLDER
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
 
-# What is found out about operators is kept for the run of the tests, not among the user's files.
-os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="meshwright-tests-")
+make_folder()
 
-# Workers find here what one of them has traced: the process that starts them makes and removes it.
-if FOLDER not in os.environ:
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="meshwright-traces-")
-    _owner = os.getpid()  # forks end by other ways, but some run what is registered
-    atexit.register(
-        lambda: os.getpid() == _owner and shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
-    )
+# What is found out about operators is kept for the run of the tests, not among the user's files.
+os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="cache-")
 
 # Tests compare jobs with plain PyTorch themselves; those of the check turn it on.
 os.environ.setdefault("MESHWRIGHT_CHECK", "0")

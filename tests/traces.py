@@ -16,7 +16,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.text.digest import digest
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import CASES, ModelCase
-from tests.trace_folder import FOLDER
+from tests.run_folder import FOLDER
 
 
 def zoo_graph(

@@ -9,7 +9,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.spawn import alone
 from tests import traces
-from tests.trace_folder import FOLDER
+from tests.run_folder import FOLDER
 
 CASE = CASES["vgg19"]
 BATCH = 3
