@@ -60,7 +60,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
             narrow, widest = made_of.cast_by(step)
-            beside, least, before, _ = pairs[number][1]
+            beside, least, before, *_ = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
@@ -144,20 +144,34 @@ def split_room(
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
-    released, released_outputs, second, added, joined = 0, 0, 0, 0, False
+    # A half that runs all once more has all of the graph.
+    joined = runs_again = any([room.halves and room.halves.runs_again for _, room in pairs])
+    if runs_again:
+        live.keeps_given()
+    released, released_outputs, second, added = 0, 0, 0, 0
     turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
         if not number:
             break
         number -= 1
-        step, (beside, least, before, _) = pairs[number]
+        step, (beside, least, before, _, halves) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
-            now = live.with_kept_bytes + new + max(beside, before)
+            inside = halves.first if halves else max(beside, before)
+            now = live.with_kept_bytes + new + inside
             first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
-            if made_of.reads(step):
+            if halves:
+                joined, own = True, made_of.by(step)[0]
+                again = live.made_bytes(results) * halves.runs_again
+                place = -1 if halves.runs_again else made_of.place(step, block)
+                turns.append((place, own, again + halves.growing - own))
+                second = max(second, again + halves.growing - own)
+                added = max(added, again + halves.adding)
+                live.keeps_inside(step.op.name, halves.kept)
+                live.keeps(results if halves.keeps_given else ())
+            elif made_of.reads(step):
                 own = made_of.by(step)[0]
                 joined, second = True, max(second, beside, before - own)
                 turns.append((made_of.place(step, block), own, max(beside, before - own)))
@@ -264,6 +278,20 @@ class _Live:
         for name in names:
             if name in self._of:
                 self._kept[self._of[name]] = self._sizes[self._of[name]]
+
+    def keeps_given(self) -> None:
+        """Those that have entered stay."""
+        self._kept |= {key: self._sizes[key] for key in self._entered}
+
+    def keeps_inside(self, op: str, nbytes: int) -> None:
+        """So much stays of what an op has made inside."""
+        if nbytes:
+            self._kept[op, "inside"] = nbytes
+
+    def made_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of the gradients of these values, but for those that have entered."""
+        keys = {self._of[name] for name in names if name in self._of} - self._entered
+        return sum([self._sizes[key] for key in keys])
 
     def goes(self, names: Iterable[str], passed: Iterable[str]) -> None:
         """Gradients have been read, and are those of the values that are `passed` now."""

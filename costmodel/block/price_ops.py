@@ -38,7 +38,7 @@ from meshwright.costmodel.ops.routing import (
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_apart
-from meshwright.ir.graph.op_facts import CallPart
+from meshwright.ir.graph.op_facts import CallHalves, CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.rules import input_shapes
 from meshwright.ir.graph.temporaries import temporaries
@@ -83,6 +83,8 @@ class OpRoom(NamedTuple):
     """As `beside`, before there are gradients of its parameters; 0: never more."""
     ahead: int = 0
     """Inside of its forward, beside all that this keeps."""
+    halves: CallHalves | None = None
+    """What it has where its backward is split; None: as where it is not."""
 
 
 @dataclass
@@ -214,7 +216,8 @@ class Walk(Trace):
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         inside = ahead * facts(step.op.target).inside_to_end
-        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside))
+        halves = self._halves(step, local)
+        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside, halves))
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
@@ -327,6 +330,13 @@ class Walk(Trace):
         count = facts(step.op.target).temporaries_before
         if count is None or self.site.run_as is not USUAL or not step.has_gradient:
             return 0
+        return count(step.op, self._part(step, local))
+
+    def _halves(self, step: OpStep, local: LocalOp) -> CallHalves | None:
+        """What torch's own backward of the op has where it is split."""
+        count = facts(step.op.target).halves
+        if count is None or self.site.run_as is not USUAL or not step.has_gradient:
+            return None
         return count(step.op, self._part(step, local))
 
     def _shared(self, step: OpStep) -> tuple[int, int] | None:
