@@ -97,10 +97,12 @@ class _First:
         self.most = self._done = 0
 
     def layer(self, passes: Sequence[Pass], has_next: bool, has_previous: bool) -> None:
-        """Directions run one by one. Gates' gradients are put together, and are there twice then;
-        nothing else goes but the gradient of the layer's result, which the next one has made."""
+        """Directions run one by one. When all steps have run, gates' gradients are put together, and
+        are there twice; nothing else goes but the gradient of the layer's result, which the next
+        one has made and steps have read."""
         sizes = self._sizes
         for index, one in enumerate(passes):
+            self._reach(sizes.gates(one))
             if has_next and index == len(passes) - 1:
                 self._done -= sizes.result(passes)
             self._reach(2 * sizes.gates(one))
@@ -135,8 +137,6 @@ class _Second:
         first to a third. Gates' gradients are put together where a layer before needs them."""
         sizes = self._sizes
         for index, one in enumerate(passes):
-            if has_next and index == len(passes) - 1:
-                self._done -= sizes.result(passes)
             state, after = sizes.state(one), sizes.stored * one.projection
             gates = sizes.gates(one) * has_previous
             more = max(state, after)
@@ -145,6 +145,8 @@ class _Second:
             if is_cast(sizes.part):
                 self._reach(state + sizes.own(one))
             self._grown += sizes.own(one)
+            if has_next and index == len(passes) - 1:
+                self._done -= sizes.result(passes)
             if has_previous:
                 self._reach(2 * gates)
                 self._reads(one, gates, index > 0)
