@@ -110,7 +110,7 @@ class _First:
             self._reads(one, index > 0, has_previous)
 
     def _reads(self, one: Pass, is_added: bool, has_previous: bool) -> None:
-        """The gradient of what a pass reads; that of a second direction is added to the first."""
+        """The gradient of what a pass reads; of two directions, their sum is a third."""
         sizes = self._sizes
         narrow, wide = sizes.read(one), sizes.wide and has_previous
         self._done += narrow
@@ -119,7 +119,9 @@ class _First:
             self._reach(sizes.stored * one.read)
             self._done += sizes.stored * one.read - narrow
         if is_added:
-            self._done -= sizes.stored * one.read if wide else narrow
+            own = sizes.stored * one.read if wide else narrow
+            self._reach(own)
+            self._done -= own
 
     def _reach(self, more: int = 0) -> None:
         self.most = max(self.most, self._done + more)
@@ -157,8 +159,8 @@ class _Second:
         wide = sizes.stored * one.read if sizes.wide else narrow
         self._reach(gates + narrow)
         self._reach((narrow + wide) * sizes.wide)
+        self._reach(2 * wide * is_added)
         self._done += wide * (not is_added)
-        self._reach(wide * is_added)
 
     def joins(self, passes: Sequence[Pass]) -> None:
         """Weights of what passes read, one after the other."""
