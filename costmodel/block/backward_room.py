@@ -82,7 +82,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             most = max(most, now - freed)
             # Those of copies are narrow until the op has run.
             late = own - narrow if narrow else 0
-            adding = max(adding, now - again - freed + own - late + made_of.waiting_bytes)
+            adds = pairs[number][1].adding
+            there = now - again + own - late if adds is None else live.nbytes + new + adds
+            adding = max(adding, there - freed + made_of.waiting_bytes)
             if now - freed - less - late > growing:
                 growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
@@ -155,7 +157,7 @@ def split_room(
         if not number:
             break
         number -= 1
-        step, (beside, least, before, _, halves) = pairs[number]
+        step, (beside, least, before, *_, halves) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
             inside = halves.first if halves else max(beside, before)

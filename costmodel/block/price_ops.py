@@ -83,6 +83,9 @@ class OpRoom(NamedTuple):
     """As `beside`, before there are gradients of its parameters; 0: never more."""
     ahead: int = 0
     """Inside of its forward, beside all that this keeps."""
+    adding: int | None = None
+    """As `beside`, with gradients of its parameters of which each is added to another as it is
+    made; None: all are made before."""
     halves: CallHalves | None = None
     """What it has where its backward is split; None: as where it is not."""
 
@@ -216,8 +219,10 @@ class Walk(Trace):
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         inside = ahead * facts(step.op.target).inside_to_end
-        halves = self._halves(step, local)
-        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside, halves))
+        adding, halves = self._in_pieces(step, local)
+        self.rooms.append(
+            OpRoom(beside + later, least, before and beside + before, inside, adding, halves)
+        )
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
@@ -332,12 +337,17 @@ class Walk(Trace):
             return 0
         return count(step.op, self._part(step, local))
 
-    def _halves(self, step: OpStep, local: LocalOp) -> CallHalves | None:
-        """What torch's own backward of the op has where it is split."""
-        count = facts(step.op.target).halves
-        if count is None or self.site.run_as is not USUAL or not step.has_gradient:
-            return None
-        return count(step.op, self._part(step, local))
+    def _in_pieces(self, step: OpStep, local: LocalOp) -> tuple[int | None, CallHalves | None]:
+        """`OpRoom.adding` and `halves` of torch's own backward of the op."""
+        known = facts(step.op.target)
+        if self.site.run_as is not USUAL or not step.has_gradient:
+            return None, None
+        adding = known.temporaries_adding
+        part = self._part(step, local) if adding or known.halves else None
+        return (
+            adding(step.op, part) if adding and part else None,
+            known.halves(step.op, part) if known.halves and part else None,
+        )
 
     def _shared(self, step: OpStep) -> tuple[int, int] | None:
         """Bytes that our way of computing the op keeps in place of its first input, and has inside

@@ -40,6 +40,8 @@ CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
 CountCast = Callable[[Op, "CallPart", int], int]
 """From an op, a rank's part of a call, and bytes that it keeps inside where nothing is cast."""
+CountAdding = Callable[[Op, "CallPart"], int | None]
+"""None: all are made before."""
 CountHalves = Callable[[Op, "CallPart"], "CallHalves | None"]
 """None: as one node of autograd, which holds nothing inside."""
 CountInner = Callable[[Op, Graph], "tuple[InnerPass, InnerPass]"]
@@ -211,6 +213,9 @@ class OpFacts:
     """On a CPU it makes float32 of what it reads, and keeps that in place of it."""
     temporaries_before: CountTemporaries | None = None
     """The same before there is a gradient of its parameters; without it, never more."""
+    temporaries_adding: CountAdding | None = None
+    """The same with gradients of its parameters, where each is added to one that is there as soon
+    as it is made; without it, all are made before."""
     halves: CountHalves | None = None
     """What it has in the halves of a backward that is split, where torch makes many nodes of it;
     without it, it is one node, which has inside what it has in a whole backward."""

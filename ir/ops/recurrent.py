@@ -1,7 +1,7 @@
 """Recurrent layers, whole as one op: only the batch may be split."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -15,6 +15,7 @@ from meshwright.ir.graph.recurrent_passes import (
     LSTM,
     RNN,
     Cells,
+    Pass,
     by_cells,
     by_onednn,
     is_cast,
@@ -129,19 +130,36 @@ def _cells_cast(cells: Cells, op: Op, part: CallPart, inside: int) -> int:
     return narrow + (part.stored - part.width) * wide + part.width * again
 
 
-def _cells_temporaries(cells: Cells, op: Op, part: CallPart) -> int:
+@dataclass(slots=True)
+class _Course:
+    """What is there as layers run backwards."""
+
+    done: int = 0
+    finished: int = 0
+    """Of it, gradients of parameters."""
+    most: int = 0
+    adding: int = 0
+    """Most where each of these is added to another as soon as it is made."""
+
+    def reach(self, more: int = 0) -> None:
+        self.most = max(self.most, self.done + more)
+        self.adding = max(self.adding, self.done - self.finished + more)
+
+    def finish(self, nbytes: int) -> None:
+        self.done += nbytes
+        self.finished += nbytes
+
+
+def _cells_course(cells: Cells, op: Op, part: CallPart, layers: list[list[Pass]]) -> _Course:
     """Directions and layers run backwards one by one. A step's gradient of the weight of the state
     is added to that of the steps before it, which makes a third; then the gates' gradients of all
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
     back what it kept. Gradients of the weight of a projection are added up as those of the state's
     are, before them. What autocast has cast has narrow gradients, of a projection cast back in each
     step, of others when all have run; the copy of a weight has gone then, too."""
-    layers, width = by_cells(op, part), part.width
-    if not layers:
-        return 0
+    width, course = part.width, _Course()
     stored, casts, gates = max(width, part.stored), is_cast(part), cells.gates
     wide = casts and cells.wide_result
-    most = done = 0
     biases = bool(given(op, "has_biases"))
     for number in range(len(layers) - 1, -1, -1):
         reads = number > 0 or part.wanted[0]
@@ -156,22 +174,46 @@ def _cells_temporaries(cells: Cells, op: Op, part: CallPart) -> int:
             gone += (one.steps - 1) * turned
             gone += casts * width * one.samples * one.width * (not cells.wide_result)
             adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
-            most = max(most, done + after + width * state + adds)
+            course.reach(after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += after + stored * (state + bias) - gone - copies[0]
-            done -= ends * len(layers[number]) * (stored if wide else width) * one.made
-            most = max(most, done + max(2 * made, width * state * casts))
-            done += width * read + stored * bias + width * back
-            most = max(most, done + made, done + stored * read * casts - copies[1])
-            done += (stored - width) * read - copies[1]
+            course.finish(after + stored * (state + bias))
+            course.done -= gone + copies[0]
+            course.done -= ends * len(layers[number]) * (stored if wide else width) * one.made
+            course.reach(max(2 * made, width * state * casts))
+            course.done += width * (read + back)
+            course.finish(stored * bias)
+            course.reach(made)
+            course.reach(stored * read * casts - copies[1])
+            course.finish(stored * read)
+            course.done -= width * read + copies[1]
             if number:  # what the layer before has made goes with the last that keeps it
-                done -= width * back * (wide or index == len(layers[number]) - 1)
-                most = max(most, done + stored * back * wide)
-                done += (stored - width) * back * wide
+                course.done -= width * back * (wide or index == len(layers[number]) - 1)
+                course.reach(stored * back * wide)
+                course.done += (stored - width) * back * wide
             # The second is added to the first in place.
-            done -= (stored if number and wide else width) * back * (index > 0)
+            course.done -= (stored if number and wide else width) * back * (index > 0)
+    return course
+
+
+def _cells_temporaries(cells: Cells, op: Op, part: CallPart) -> int:
+    layers = by_cells(op, part)
+    if not layers:
+        return 0
     weights = sum([prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")])
-    return most - width * part.wanted_values() - (stored - width) * weights
+    most = _cells_course(cells, op, part, layers).most
+    return most - part.width * part.wanted_values() - max(0, part.stored - part.width) * weights
+
+
+def _cells_adding(cells: Cells, op: Op, part: CallPart) -> int | None:
+    layers = by_cells(op, part)
+    if not layers:
+        return None
+    return _cells_course(cells, op, part, layers).adding - _read_back(part)
+
+
+def _read_back(part: CallPart) -> int:
+    """Bytes of the gradient of what the first layer reads, as its cells make it."""
+    return part.width * prod(part.shapes[0]) * part.wanted[0]
 
 
 def _lstm_inside(op: Op, part: CallPart) -> int:
@@ -180,20 +222,29 @@ def _lstm_inside(op: Op, part: CallPart) -> int:
 
 def _lstm_temporaries(op: Op, part: CallPart) -> int:
     if by_onednn(op, part):
-        return _onednn_temporaries(op, part)
+        return _onednn_course(op, part)[0]
     return _cells_temporaries(LSTM, op, part)
 
 
-def _onednn_temporaries(op: Op, part: CallPart) -> int:
+def _lstm_adding(op: Op, part: CallPart) -> int | None:
+    if by_onednn(op, part):
+        return _onednn_course(op, part)[1]
+    return _cells_adding(LSTM, op, part)
+
+
+def _onednn_course(op: Op, part: CallPart) -> tuple[int, int]:
     """Layers and directions run backwards one by one: the gradient of what one reads is there
     beside what those before it have kept, and none yet of their weights or of what the first
-    reads. Narrow ones are made in float32, all of one direction, and cast one by one."""
+    reads. Narrow ones are made in float32, all of one direction, and cast one by one. Returns most
+    beside gradients of all operands; and most with those of weights, where each direction's are
+    added to others when it has run, beside that of what the first reads."""
     layers = list(passes_of(op, part.shapes))
     passes = [one for layer in layers for one in layer]
     weights = [prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")]
     each, read = len(weights) // len(passes), prod(part.shapes[0])
     stored = part.stored or part.width
-    found = -(stored * sum(weights) + part.width * read)
+    made_all = stored * sum(weights) + part.width * read
+    found, adding = -made_all, 0
     for number, one in enumerate(passes):
         made = 0
         if number >= len(layers[0]):
@@ -201,15 +252,18 @@ def _onednn_temporaries(op: Op, part: CallPart) -> int:
         gone = sum([later.room_bytes(part.width) for later in passes[number + 1 :]])
         # Those of weights that autocast has cast are cast back when all have run.
         to_come = stored * sum(weights) - part.width * sum(weights[each * number :])
-        found = max(found, part.width * made - to_come - gone)
+        most = part.width * made - to_come - gone
         if part.width < FLOAT:
             reads = number >= len(layers[0]) or part.wanted[0]
             own = [one.steps * one.samples * one.given * reads]
             own += weights[each * number : each * (number + 1)]
             casts = [values - sum(own[:i]) for i, values in enumerate(own)]
             to_come += part.width * (sum(own[1:]) + read * part.wanted[0])
-            found = max(found, FLOAT * sum(own) + part.width * max(casts) - to_come - gone)
-    return found
+            most = max(most, FLOAT * sum(own) + part.width * max(casts) - to_come - gone)
+        found = max(found, most)
+        added = stored * sum(weights[each * (number + 1) :]) * (not is_cast(part))
+        adding = max(adding, most + stored * sum(weights) - added)
+    return found, adding
 
 
 _CELL = OpFacts(op_class=OpClass.RECURRENT)
@@ -222,6 +276,7 @@ FACTS = {
         cpu_keeps=_lstm_keeps,
         cpu_casts=partial(_cells_cast, LSTM),
         temporaries=_lstm_temporaries,
+        temporaries_adding=_lstm_adding,
         forward_inside=_lstm_inside,
         inside_to_end=True,
         halves=lstm_halves,
@@ -231,6 +286,7 @@ FACTS = {
         flops=_flops,
         cpu_casts=partial(_cells_cast, GRU),
         temporaries=partial(_cells_temporaries, GRU),
+        temporaries_adding=partial(_cells_adding, GRU),
         forward_inside=partial(_cells_inside, GRU),
         halves=partial(cells_halves, GRU),
         inside_to_end=True,
@@ -242,6 +298,7 @@ FACTS = {
             flops=_flops,
             cpu_casts=partial(_cells_cast, RNN),
             temporaries=partial(_cells_temporaries, RNN),
+            temporaries_adding=partial(_cells_adding, RNN),
             forward_inside=partial(_cells_inside, RNN),
             halves=partial(cells_halves, RNN),
             inside_to_end=True,
