@@ -177,8 +177,8 @@ class _Second:
 
 
 def _onednn_halves(op: Op, part: CallPart) -> CallHalves:
-    """A layer's direction is one node, which makes all gradients in both halves: those that nobody
-    wants go at once. What has come to it stays."""
+    """A layer's direction is one node, which makes all gradients in both halves, in float32: those
+    that nobody wants go at once, before others are cast one by one. What has come to it stays."""
     layers, params = list(passes_of(op, part.shapes)), slots(op, "params")
     each, width = len(params) // sum(map(len, layers)), part.width
     stored = max(width, part.stored)
@@ -188,17 +188,26 @@ def _onednn_halves(op: Op, part: CallPart) -> CallHalves:
         made.append([])
         for one in layer:
             own = list(islice(weights, each))
-            values = one.read + sum(own) + 2 * one.samples * one.width
-            # Narrow ones are made in float32, and cast one by one.
-            nbytes = width * values if width == FLOAT else FLOAT * values + width * one.read
+            nbytes = FLOAT * (one.read + sum(own) + 2 * one.samples * one.width)
             made[-1].append(nbytes)
-            back = (width + stored) * sum(own) * (stored > width)
-            growing, adding = max(growing, grown + max(nbytes, back)), max(adding, nbytes, back)
+            most = max(nbytes, _cast_one_by_one(own, FLOAT, width))
+            growing = max(growing, grown + max(most, _cast_one_by_one(own, width, stored)))
+            alone = [width * sum(own[i:]) + stored * own[i] * (stored > width) for i in range(each)]
+            adding = max(adding, most, *alone)
             grown += stored * sum(own)
     first = done = 0
-    for layer, own in zip(reversed(layers), reversed(made), strict=True):
-        for index, nbytes in enumerate(own):
+    for layer, sizes in zip(reversed(layers), reversed(made), strict=True):
+        for index, nbytes in enumerate(sizes):
             first = max(first, done + nbytes)
             done += width * layer[0].read * (index == 0)
     reads = width * layers[0][0].read
     return CallHalves(first - reads, done - reads, True, False, growing, adding)
+
+
+def _cast_one_by_one(values: Sequence[int], before: int, after: int) -> int:
+    """Most bytes, where so many values of tensors are cast from a width to another."""
+    if before == after:
+        return before * sum(values)
+    return max([
+        before * sum(values[i:]) + after * sum(values[: i + 1]) for i in range(len(values))
+    ])  # fmt: skip
