@@ -162,9 +162,11 @@ def split_room(
             made, passed, new = _made_by(walk, step, roots, live)
             inside = halves.first if halves else max(beside, before)
             now = live.with_kept_bytes + new + inside
-            first = max(first, now, least and least + live.kept_bytes)
             results = {roots.get(name, name) for name in step.op.outputs}
-            if halves:
+            if halves and not halves.keeps_given and facts(step.op.target).lets_go:
+                now -= live.own_bytes(results)
+            first = max(first, now, least and least + live.kept_bytes)
+            if halves and made_of.reads(step):
                 joined, own = True, made_of.by(step)[0]
                 again = live.made_bytes(results) * halves.runs_again
                 place = -1 if halves.runs_again else made_of.place(step, block)

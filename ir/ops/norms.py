@@ -6,7 +6,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
-from meshwright.ir.graph.op_facts import CallPart, OpFacts, named, per_element
+from meshwright.ir.graph.op_facts import CallHalves, CallPart, OpFacts, named, per_element
 from meshwright.ir.graph.op_forms import sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -130,6 +130,21 @@ def _root_mean_square(op: Op, part: CallPart) -> int:
     return max(part.width, 4) * values * (5 - weight) - part.width * values
 
 
+def _root_mean_square_halves(op: Op, part: CallPart) -> CallHalves | None:
+    """Nothing that the forward kept goes. The product with the weight is one of these operators, and
+    has the gradient of its result, which was cast if values are narrow."""
+    if part.device_kind != "cpu":
+        return None
+    weights = sum([prod(part.shapes[i]) for i in slots(op, "weight")])
+    values, wide = prod(part.shapes[0]), max(part.width, 4)
+    cast = wide * values * (weights > 0 and part.width < wide)
+    product = wide * (values + weights) if weights else 0
+    return CallHalves(
+        first=5 * wide * values + cast - part.width * values, kept=cast,
+        keeps_given=weights > 0 and not cast, runs_again=False, growing=product, adding=product,
+    )  # fmt: skip
+
+
 def _running(op: Op) -> set[str]:
     found = (dict(op.args).get(name) for name in ("running_mean", "running_var"))
     return {ref.name for ref in found if isinstance(ref, Ref)}
@@ -150,6 +165,7 @@ FACTS = {
             temporaries=_root_mean_square,
             lets_go=True,
             widens=True,
+            halves=_root_mean_square_halves,
         ),
     ),
     **named("layer_norm", replace(_NORM, rule=_norm, flops=per_element(8))),
