@@ -165,6 +165,8 @@ def split_room(
             results = {roots.get(name, name) for name in step.op.outputs}
             if halves and not halves.keeps_given and facts(step.op.target).lets_go:
                 now -= live.own_bytes(results)
+            if halves and halves.adds_early:
+                now -= live.own_bytes(made)
             first = max(first, now, least and least + live.kept_bytes)
             if halves and made_of.reads(step):
                 joined, own = True, made_of.by(step)[0]

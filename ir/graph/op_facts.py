@@ -102,6 +102,8 @@ class CallHalves(NamedTuple):
     """Most in the second half with gradients of its parameters, of which there are none before."""
     adding: int
     """The same where they are added to those that are there, beside these."""
+    adds_early: bool = False
+    """Whether a gradient of what it reads is added to one that is there before it has most."""
 
 
 class InnerPass(NamedTuple):

@@ -142,6 +142,7 @@ def _root_mean_square_halves(op: Op, part: CallPart) -> CallHalves | None:
     return CallHalves(
         first=5 * wide * values + cast - part.width * values, kept=cast,
         keeps_given=weights > 0 and not cast, runs_again=False, growing=product, adding=product,
+        adds_early=part.width == wide,
     )  # fmt: skip
 
 
