@@ -66,6 +66,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             now = (max(now, least) if least else now) + again
             if facts(step.op.target).lets_go:
                 now -= live.own_bytes([roots.get(name, name) for name in step.op.outputs])
+            halves = pairs[number][1].halves
+            if halves and halves.adds_early:
+                now -= live.own_bytes(made)
             early = live.nbytes + new + before - freed
             results = {roots.get(name, name) for name in step.op.outputs}
             alone = _alone(step, elements) + max(beside, before) + again + made_of.sum_bytes(step)

@@ -103,7 +103,8 @@ class CallHalves(NamedTuple):
     adding: int
     """The same where they are added to those that are there, beside these."""
     adds_early: bool = False
-    """Whether a gradient of what it reads is added to one that is there before it has most."""
+    """Whether a gradient of what it reads is added to one that is there before it has most, in a
+    whole backward, too."""
 
 
 class InnerPass(NamedTuple):

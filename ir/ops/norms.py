@@ -123,11 +123,14 @@ def _shared(op: Op, part: CallPart) -> tuple[int, int]:
 def _root_mean_square(op: Op, part: CallPart) -> int:
     """On a CPU torch's are operators one after the other, in float32. For each value there is its
     gradient by what divides it, that of the mean, and three of its square. The values that a weight
-    multiplies have gone by then."""
+    multiplies have gone by then. Where values need no gradient, there is but the weight's."""
     if part.device_kind != "cpu":
         return 0
     values, weight = prod(part.shapes[0]), bool(slots(op, "weight"))
-    return max(part.width, 4) * values * (5 - weight) - part.width * values
+    wide = max(part.width, 4)
+    if not part.wanted[0]:
+        return wide * values * (1 + (part.width < wide))
+    return wide * values * (5 - weight) - part.width * values
 
 
 def _root_mean_square_halves(op: Op, part: CallPart) -> CallHalves | None:
