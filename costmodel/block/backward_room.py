@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from meshwright.costmodel.block.moved_room import moved_back
 from meshwright.costmodel.block.price_ops import Walk, Where
-from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import DTYPE_BYTES, Block
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Kind
 from meshwright.ir.graph.rules import given
 from meshwright.ir.layout.layout import Partial
 from meshwright.ir.ops import facts
@@ -51,6 +51,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             then = moved - freed
             most, growing = max(most, then), max(growing, then - sum(to_come.values()))
             adding, one_op = max(adding, then + made_of.waiting_bytes), max(one_op, moved)
+        for name in _scattered(walk, moves[number]):
+            live.goes([name], ())
+            to_come.pop(name, None)
         if not number:
             break
         number -= 1
@@ -79,8 +82,10 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
                 if early - sum(to_come.values()) > growing:
                     growing = early - sum(to_come.values())
                     at = late_s.get(step.op.name, 0.0)
+            scattered = made_of.gathered(step)
             for name in step.op.inputs:
-                to_come.pop(roots.get(name, name), None)
+                if roots.get(name, name) not in scattered:
+                    to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
             # Those of copies are narrow until the op has run.
@@ -92,7 +97,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
                 growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
-            apart = max(live.comes(made), back)
+            apart = max(live.comes(made | scattered), back, made_of.cast_before(step))
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
@@ -160,10 +165,10 @@ def split_room(
         if not number:
             break
         number -= 1
-        step, (beside, least, before, *_, halves) = pairs[number]
+        step, (beside, least, before, _, _, halves, gathered) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
-            inside = halves.first if halves else max(beside, before)
+            inside = halves.first if halves else max(beside - gathered, before)
             now = live.with_kept_bytes + new + inside
             results = {roots.get(name, name) for name in step.op.outputs}
             if halves and not halves.keeps_given and facts(step.op.target).lets_go:
@@ -181,10 +186,12 @@ def split_room(
                 live.keeps_inside(step.op.name, halves.kept)
                 live.keeps(results if halves.keeps_given else ())
             elif made_of.reads(step):
-                own = made_of.by(step)[0]
-                joined, second = True, max(second, beside, before - own)
-                turns.append((made_of.place(step, block), own, max(beside, before - own)))
-                added = max(added, beside + own, before)
+                own, parts = made_of.by(step)[0], made_of.part_bytes(step)
+                whole = _Live(made_of.gathered(step).items())
+                most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
+                joined, second = True, max(second, most - own - parts)
+                turns.append((made_of.place(step, block), own + parts, most - own - parts))
+                added = max(added, most)
                 live.keeps(results)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
@@ -315,6 +322,7 @@ class _WeightGradients:
     added up before anything else has them: the first is there until the last."""
 
     def __init__(self, walk: Walk, steps: Sequence[OpStep]) -> None:
+        self._walk = walk
         self._roots, self._elements = walk.facts.roots, walk.local.elements
         self._left = Counter([name for step in steps for name, _ in self._of(step)])
         self._waiting: dict[str, int] = {}
@@ -326,11 +334,35 @@ class _WeightGradients:
 
     def reads(self, step: OpStep) -> bool:
         """Whether an op reads a parameter that is trained."""
-        return bool(self._of(step))
+        return bool(self._of(step) or self.gathered(step))
+
+    def gathered(self, step: OpStep) -> dict[str, int]:
+        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than the
+        op reads them: it is no parameter's gradient before it is moved."""
+        return {
+            self._roots.get(name, name): self._elements[operand.value] * operand.own_width
+            for name, operand in self._moved(step)
+        }
+
+    def part_bytes(self, step: OpStep) -> int:
+        """Returns bytes of these once they lie as the parameters do."""
+        return sum([_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)])
+
+    def cast_before(self, step: OpStep) -> int:
+        """Returns the most that one of these takes in the dtype that the op computes in."""
+        narrow = [x for _, x in self._moved(step) if x.width < x.own_width]
+        return max([self._elements[x.value] * x.width for x in narrow], default=0)
+
+    def _moved(self, step: OpStep) -> Iterator[tuple[str, PricedInput]]:
+        if step.op_class is OpClass.VIEW:
+            return
+        for name, where, operand in zip(step.op.inputs, step.places[0], step.inputs, strict=True):
+            if operand.requires_grad and _lies_otherwise(self._walk, name, where, operand):
+                yield name, operand
 
     def place(self, step: OpStep, block: Block) -> int:
         """Where the first parameter that an op reads is among those of its block."""
-        own = {name for name, _ in self._of(step)}
+        own = {name for name, _ in self._of(step)} | self.gathered(step).keys()
         roots = [self._roots.get(name, name) for name in block.params]
         return min([i for i, name in enumerate(roots) if name in own], default=0)
 
@@ -353,8 +385,11 @@ class _WeightGradients:
         found = [
             (self._elements[operand.value] * operand.width,
              self._elements[operand.value] * operand.own_width)
-            for operand in step.inputs
+            for name, where, operand in zip(
+                step.op.inputs, step.places[0], step.inputs, strict=True
+            )
             if operand.is_param and operand.requires_grad and operand.width < operand.own_width
+            and not _lies_otherwise(self._walk, name, where, operand)
         ]  # fmt: skip
         return sum([made for made, _ in found]), max([wide for _, wide in found], default=0)
 
@@ -378,9 +413,31 @@ class _WeightGradients:
             return []
         return [
             (self._roots.get(name, name), self._elements[operand.value] * operand.own_width)
-            for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+            for name, where, operand in zip(
+                step.op.inputs, step.places[0], step.inputs, strict=True
+            )
             if operand.is_param and operand.requires_grad
-        ]
+            and not _lies_otherwise(self._walk, name, where, operand)
+        ]  # fmt: skip
+
+
+def _lies_otherwise(walk: Walk, name: str, where: Where, operand: PricedInput) -> bool:
+    """Whether a parameter is stored in other parts than an op reads."""
+    return operand.is_param and walk.normal(where) != walk.normal(walk.placed.get(name, {}))
+
+
+def _stored_bytes(walk: Walk, name: str, operand: PricedInput) -> int:
+    """Of a parameter, as it is stored, in its own dtype."""
+    where = walk.placed.get(name)
+    number = operand.value if where is None else walk.local.number(name, where)
+    return walk.local.elements[number] * operand.own_width
+
+
+def _scattered(walk: Walk, moves: Iterable[MoveStep]) -> Iterator[str]:
+    """Parameters whose gradients have been moved, and count as theirs from now on."""
+    for step in moves:
+        if walk.facts.graph.tensors[step.name].kind is Kind.PARAMETER:
+            yield walk.facts.roots.get(step.name, step.name)
 
 
 def _made_by(
@@ -451,11 +508,12 @@ def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:
     """Parameter -> bytes of its gradient, of those that ops of the block make as they read them."""
     elements, found = walk.local.elements, dict[str, int]()
     for step in steps:
-        for name, operand in zip(step.op.inputs, step.inputs, strict=True):
+        for name, where, operand in zip(step.op.inputs, step.places[0], step.inputs, strict=True):
             if operand.requires_grad and operand.is_param and step.op_class is not OpClass.VIEW:
-                found[walk.facts.roots.get(name, name)] = (
-                    elements[operand.value] * operand.own_width
-                )
+                nbytes = elements[operand.value] * operand.own_width
+                if _lies_otherwise(walk, name, where, operand):
+                    nbytes = _stored_bytes(walk, name, operand)
+                found[walk.facts.roots.get(name, name)] = nbytes
     return found
 
 

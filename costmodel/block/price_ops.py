@@ -88,6 +88,9 @@ class OpRoom(NamedTuple):
     made; None: all are made before."""
     halves: CallHalves | None = None
     """What it has where its backward is split; None: as where it is not."""
+    gathered: int = 0
+    """Of `beside`, gradients of parameters that were gathered for it, as they are before they are
+    scattered again."""
 
 
 @dataclass
@@ -202,27 +205,28 @@ class Walk(Trace):
             self._send(NEEDED)
         self.flops += local.flops
         beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
+        # In backward the gradients of gathered parameters take the same room.
+        gathered = sum([elements[value] * width for value, width in step.gathered])
         if step.op_class is not OpClass.VIEW:
             operands = self._operand_bytes(step, local)
-            # In backward the gradients of gathered parameters take the same room.
-            beside = sum([elements[value] * width for value, width in step.gathered])
-            beside += inside_bytes(local, at_once=True)
+            beside = inside_bytes(local, at_once=True)
             early, late = self._inside_backward(step, local, kept)
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
-            at_once = operands + beside + max(early, late) + local.output_bytes
+            at_once = operands + gathered + beside + max(early, late) + local.output_bytes
             ahead = self._inside_forward(step, local)
             self.workspace = max(self.workspace, at_once + ahead, least)
             later = self._temporaries(step, local) + late
             before = self._temporaries_before(step, local) + early
+            later += gathered
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         inside = ahead * facts(step.op.target).inside_to_end
         adding, halves = self._in_pieces(step, local)
-        self.rooms.append(
-            OpRoom(beside + later, least, before and beside + before, inside, adding, halves)
-        )
+        self.rooms.append(OpRoom(
+            beside + later, least, before and beside + before, inside, adding, halves, gathered,
+        ))  # fmt: skip
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
