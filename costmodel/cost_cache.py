@@ -49,6 +49,25 @@ class Passing(NamedTuple):
     """Of the last that reads it."""
 
 
+def _read_by(
+    blocks: Sequence[Block],
+    costs: Sequence[BlockCost],
+    roots: Mapping[str, str],
+    kept: Mapping[str, int],
+) -> tuple[int, ...]:
+    """`StageCost.block_read`: autograd has the leaf that a block reads as long as its graph."""
+    found, made = [0] * len(blocks), dict[str, int]()
+    for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
+        for root in [roots[name] for name in block.inputs]:
+            if (maker := made.pop(root, None)) is not None and (nbytes := kept.get(root, 0)):
+                found[index] += nbytes
+                found[maker] -= nbytes
+        for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
+            if not nbytes:
+                made[roots[name]] = index
+    return tuple(found)
+
+
 def _passing_by_block(passing: Sequence[Passing], blocks: int) -> tuple[int, ...]:
     found = [0] * blocks
     for value in passing:
@@ -83,6 +102,10 @@ class StageCost:
     block_entering: tuple[int, ...] = ()
     """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
     block keeps."""
+    block_read: tuple[int, ...] = ()
+    """Where a backward runs in halves, bytes that go with a block's second half and of `block_saved`
+    are an earlier one's, less those that go with a later one's: what a block reads and the one that
+    made it does not keep."""
     block_passing: tuple[int, ...] = ()
     """What is there as a block's forward runs and goes with the last one that reads it: values of
     the prelude that none keeps."""
@@ -323,6 +346,7 @@ class CostTables:
         gone = {value.name for value in passing}
         stays = sum([nbytes for name, nbytes in prelude.made if name not in gone])
         saved[0] += stays
+        read = _read_by(blocks, costs, roots, kept)
         entering = [0] * len(blocks)
         entering[0] = stays
         for root, nbytes in kept.items():
@@ -344,6 +368,7 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
+            block_read=read,
             block_passing=_passing_by_block(passing, len(blocks)),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs

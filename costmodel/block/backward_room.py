@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from meshwright.costmodel.block.moved_room import moved_back
 from meshwright.costmodel.block.price_ops import Walk, Where
-from meshwright.costmodel.block.reprice import MoveStep, OpStep, SavedKey
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import DTYPE_BYTES, Block
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Kind
 from meshwright.ir.graph.rules import given
 from meshwright.ir.layout.layout import Partial
 from meshwright.ir.ops import facts
@@ -51,6 +51,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             then = moved - freed
             most, growing = max(most, then), max(growing, then - sum(to_come.values()))
             adding, one_op = max(adding, then + made_of.waiting_bytes), max(one_op, moved)
+        for name in _scattered(walk, moves[number]):
+            live.goes([name], ())
+            to_come.pop(name, None)
         if not number:
             break
         number -= 1
@@ -60,12 +63,15 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
             narrow, widest = made_of.cast_by(step)
-            beside, least, before, _ = pairs[number][1]
+            beside, least, before, *_ = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
             if facts(step.op.target).lets_go:
                 now -= live.own_bytes([roots.get(name, name) for name in step.op.outputs])
+            halves = pairs[number][1].halves
+            if halves and halves.adds_early:
+                now -= live.own_bytes(made)
             early = live.nbytes + new + before - freed
             results = {roots.get(name, name) for name in step.op.outputs}
             alone = _alone(step, elements) + max(beside, before) + again + made_of.sum_bytes(step)
@@ -76,18 +82,22 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
                 if early - sum(to_come.values()) > growing:
                     growing = early - sum(to_come.values())
                     at = late_s.get(step.op.name, 0.0)
+            scattered = made_of.gathered(step)
             for name in step.op.inputs:
-                to_come.pop(roots.get(name, name), None)
+                if roots.get(name, name) not in scattered:
+                    to_come.pop(roots.get(name, name), None)
             less = sum(to_come.values())
             most = max(most, now - freed)
             # Those of copies are narrow until the op has run.
             late = own - narrow if narrow else 0
-            adding = max(adding, now - again - freed + own - late + made_of.waiting_bytes)
+            adds = pairs[number][1].adding
+            there = now - again + own - late if adds is None else live.nbytes + new + adds
+            adding = max(adding, there - freed + made_of.waiting_bytes)
             if now - freed - less - late > growing:
                 growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
-            apart = max(live.comes(made), back)
+            apart = max(live.comes(made | scattered), back, made_of.cast_before(step))
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
@@ -144,24 +154,44 @@ def split_room(
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
-    released, released_outputs, second, added, joined = 0, 0, 0, 0, False
+    # A half that runs all once more has all of the graph.
+    joined = runs_again = any([room.halves and room.halves.runs_again for _, room in pairs])
+    if runs_again:
+        live.keeps_given()
+    released, released_outputs, second, added = 0, 0, 0, 0
     turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
         if not number:
             break
         number -= 1
-        step, (beside, least, before, _) = pairs[number]
+        step, (beside, least, before, _, _, halves, gathered) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
-            now = live.with_kept_bytes + new + max(beside, before)
-            first = max(first, now, least and least + live.kept_bytes)
+            inside = halves.first if halves else max(beside - gathered, before)
+            now = live.with_kept_bytes + new + inside
             results = {roots.get(name, name) for name in step.op.outputs}
-            if made_of.reads(step):
-                own = made_of.by(step)[0]
-                joined, second = True, max(second, beside, before - own)
-                turns.append((made_of.place(step, block), own, max(beside, before - own)))
-                added = max(added, beside + own, before)
+            if halves and not halves.keeps_given and facts(step.op.target).lets_go:
+                now -= live.own_bytes(results)
+            if halves and halves.adds_early:
+                now -= live.own_bytes(made)
+            first = max(first, now, least and least + live.kept_bytes)
+            if halves and made_of.reads(step):
+                joined, own = True, made_of.by(step)[0]
+                again = live.made_bytes(results) * halves.runs_again
+                place = -1 if halves.runs_again else made_of.place(step, block)
+                turns.append((place, own, again + halves.growing - own))
+                second = max(second, again + halves.growing - own)
+                added = max(added, again + halves.adding)
+                live.keeps_inside(step.op.name, halves.kept)
+                live.keeps(results if halves.keeps_given else ())
+            elif made_of.reads(step):
+                own, parts = made_of.by(step)[0], made_of.part_bytes(step)
+                whole = _Live(made_of.gathered(step).items())
+                most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
+                joined, second = True, max(second, most - own - parts)
+                turns.append((made_of.place(step, block), own + parts, most - own - parts))
+                added = max(added, most)
                 live.keeps(results)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
@@ -265,6 +295,20 @@ class _Live:
             if name in self._of:
                 self._kept[self._of[name]] = self._sizes[self._of[name]]
 
+    def keeps_given(self) -> None:
+        """Those that have entered stay."""
+        self._kept |= {key: self._sizes[key] for key in self._entered}
+
+    def keeps_inside(self, op: str, nbytes: int) -> None:
+        """So much stays of what an op has made inside."""
+        if nbytes:
+            self._kept[op, "inside"] = nbytes
+
+    def made_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of the gradients of these values, but for those that have entered."""
+        keys = {self._of[name] for name in names if name in self._of} - self._entered
+        return sum([self._sizes[key] for key in keys])
+
     def goes(self, names: Iterable[str], passed: Iterable[str]) -> None:
         """Gradients have been read, and are those of the values that are `passed` now."""
         keys = [self._of.pop(name) for name in names if name in self._of]
@@ -278,6 +322,7 @@ class _WeightGradients:
     added up before anything else has them: the first is there until the last."""
 
     def __init__(self, walk: Walk, steps: Sequence[OpStep]) -> None:
+        self._walk = walk
         self._roots, self._elements = walk.facts.roots, walk.local.elements
         self._left = Counter([name for step in steps for name, _ in self._of(step)])
         self._waiting: dict[str, int] = {}
@@ -289,11 +334,35 @@ class _WeightGradients:
 
     def reads(self, step: OpStep) -> bool:
         """Whether an op reads a parameter that is trained."""
-        return bool(self._of(step))
+        return bool(self._of(step) or self.gathered(step))
+
+    def gathered(self, step: OpStep) -> dict[str, int]:
+        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than the
+        op reads them: it is no parameter's gradient before it is moved."""
+        return {
+            self._roots.get(name, name): self._elements[operand.value] * operand.own_width
+            for name, operand in self._moved(step)
+        }
+
+    def part_bytes(self, step: OpStep) -> int:
+        """Returns bytes of these once they lie as the parameters do."""
+        return sum([_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)])
+
+    def cast_before(self, step: OpStep) -> int:
+        """Returns the most that one of these takes in the dtype that the op computes in."""
+        narrow = [x for _, x in self._moved(step) if x.width < x.own_width]
+        return max([self._elements[x.value] * x.width for x in narrow], default=0)
+
+    def _moved(self, step: OpStep) -> Iterator[tuple[str, PricedInput]]:
+        if step.op_class is OpClass.VIEW:
+            return
+        for name, where, operand in zip(step.op.inputs, step.places[0], step.inputs, strict=True):
+            if operand.requires_grad and _lies_otherwise(self._walk, name, where, operand):
+                yield name, operand
 
     def place(self, step: OpStep, block: Block) -> int:
         """Where the first parameter that an op reads is among those of its block."""
-        own = {name for name, _ in self._of(step)}
+        own = {name for name, _ in self._of(step)} | self.gathered(step).keys()
         roots = [self._roots.get(name, name) for name in block.params]
         return min([i for i, name in enumerate(roots) if name in own], default=0)
 
@@ -316,8 +385,11 @@ class _WeightGradients:
         found = [
             (self._elements[operand.value] * operand.width,
              self._elements[operand.value] * operand.own_width)
-            for operand in step.inputs
+            for name, where, operand in zip(
+                step.op.inputs, step.places[0], step.inputs, strict=True
+            )
             if operand.is_param and operand.requires_grad and operand.width < operand.own_width
+            and not _lies_otherwise(self._walk, name, where, operand)
         ]  # fmt: skip
         return sum([made for made, _ in found]), max([wide for _, wide in found], default=0)
 
@@ -341,9 +413,31 @@ class _WeightGradients:
             return []
         return [
             (self._roots.get(name, name), self._elements[operand.value] * operand.own_width)
-            for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+            for name, where, operand in zip(
+                step.op.inputs, step.places[0], step.inputs, strict=True
+            )
             if operand.is_param and operand.requires_grad
-        ]
+            and not _lies_otherwise(self._walk, name, where, operand)
+        ]  # fmt: skip
+
+
+def _lies_otherwise(walk: Walk, name: str, where: Where, operand: PricedInput) -> bool:
+    """Whether a parameter is stored in other parts than an op reads."""
+    return operand.is_param and walk.normal(where) != walk.normal(walk.placed.get(name, {}))
+
+
+def _stored_bytes(walk: Walk, name: str, operand: PricedInput) -> int:
+    """Of a parameter, as it is stored, in its own dtype."""
+    where = walk.placed.get(name)
+    number = operand.value if where is None else walk.local.number(name, where)
+    return walk.local.elements[number] * operand.own_width
+
+
+def _scattered(walk: Walk, moves: Iterable[MoveStep]) -> Iterator[str]:
+    """Parameters whose gradients have been moved, and count as theirs from now on."""
+    for step in moves:
+        if walk.facts.graph.tensors[step.name].kind is Kind.PARAMETER:
+            yield walk.facts.roots.get(step.name, step.name)
 
 
 def _made_by(
@@ -414,11 +508,12 @@ def _gradients_to_come(walk: Walk, steps: Sequence[OpStep]) -> dict[str, int]:
     """Parameter -> bytes of its gradient, of those that ops of the block make as they read them."""
     elements, found = walk.local.elements, dict[str, int]()
     for step in steps:
-        for name, operand in zip(step.op.inputs, step.inputs, strict=True):
+        for name, where, operand in zip(step.op.inputs, step.places[0], step.inputs, strict=True):
             if operand.requires_grad and operand.is_param and step.op_class is not OpClass.VIEW:
-                found[walk.facts.roots.get(name, name)] = (
-                    elements[operand.value] * operand.own_width
-                )
+                nbytes = elements[operand.value] * operand.own_width
+                if _lies_otherwise(walk, name, where, operand):
+                    nbytes = _stored_bytes(walk, name, operand)
+                found[walk.facts.roots.get(name, name)] = nbytes
     return found
 
 

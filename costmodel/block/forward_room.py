@@ -32,7 +32,8 @@ def forward_room(
         new = (own & saved.keys()) - keys
         kept += sum([saved[key] for key in new])
         keys |= new
-        there |= {roots.get(key[0], key[0]) for key in new}
+        # What an op keeps inside bears its name, as its result does, which is not kept with that.
+        there |= {roots.get(key[0], key[0]) for key in new if key[1] in DTYPE_BYTES}
         if step.op_class is OpClass.VIEW:
             continue
         beside = {

@@ -38,7 +38,7 @@ from meshwright.costmodel.ops.routing import (
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_apart
-from meshwright.ir.graph.op_facts import CallPart
+from meshwright.ir.graph.op_facts import CallHalves, CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.rules import input_shapes
 from meshwright.ir.graph.temporaries import temporaries
@@ -83,6 +83,14 @@ class OpRoom(NamedTuple):
     """As `beside`, before there are gradients of its parameters; 0: never more."""
     ahead: int = 0
     """Inside of its forward, beside all that this keeps."""
+    adding: int | None = None
+    """As `beside`, with gradients of its parameters of which each is added to another as it is
+    made; None: all are made before."""
+    halves: CallHalves | None = None
+    """What it has where its backward is split; None: as where it is not."""
+    gathered: int = 0
+    """Of `beside`, gradients of parameters that were gathered for it, as they are before they are
+    scattered again."""
 
 
 @dataclass
@@ -197,24 +205,28 @@ class Walk(Trace):
             self._send(NEEDED)
         self.flops += local.flops
         beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
+        # In backward the gradients of gathered parameters take the same room.
+        gathered = sum([elements[value] * width for value, width in step.gathered])
         if step.op_class is not OpClass.VIEW:
             operands = self._operand_bytes(step, local)
-            # In backward the gradients of gathered parameters take the same room.
-            beside = sum([elements[value] * width for value, width in step.gathered])
-            beside += inside_bytes(local, at_once=True)
+            beside = inside_bytes(local, at_once=True)
             early, late = self._inside_backward(step, local, kept)
             own = self._own_bytes(step, local)
             beside += own[1] if own else 0
             least = self._loss_bytes(step, local)
-            at_once = operands + beside + max(early, late) + local.output_bytes
+            at_once = operands + gathered + beside + max(early, late) + local.output_bytes
             ahead = self._inside_forward(step, local)
             self.workspace = max(self.workspace, at_once + ahead, least)
             later = self._temporaries(step, local) + late
             before = self._temporaries_before(step, local) + early
+            later += gathered
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
         inside = ahead * facts(step.op.target).inside_to_end
-        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside))
+        adding, halves = self._in_pieces(step, local)
+        self.rooms.append(OpRoom(
+            beside + later, least, before and beside + before, inside, adding, halves, gathered,
+        ))  # fmt: skip
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
@@ -328,6 +340,18 @@ class Walk(Trace):
         if count is None or self.site.run_as is not USUAL or not step.has_gradient:
             return 0
         return count(step.op, self._part(step, local))
+
+    def _in_pieces(self, step: OpStep, local: LocalOp) -> tuple[int | None, CallHalves | None]:
+        """`OpRoom.adding` and `halves` of torch's own backward of the op."""
+        known = facts(step.op.target)
+        if self.site.run_as is not USUAL or not step.has_gradient:
+            return None, None
+        adding = known.temporaries_adding
+        part = self._part(step, local) if adding or known.halves else None
+        return (
+            adding(step.op, part) if adding and part else None,
+            known.halves(step.op, part) if known.halves and part else None,
+        )
 
     def _shared(self, step: OpStep) -> tuple[int, int] | None:
         """Bytes that our way of computing the op keeps in place of its first input, and has inside

@@ -133,6 +133,9 @@ class BlockMemory:
     """As `adding`, in the second half."""
     second_late: int = 0
     """As `late`, in the second half."""
+    second_read: int = 0
+    """What goes with its second half and counts as saved by an earlier block, less what counts as
+    saved by it and goes with a later one's."""
     remakes: bool = False
     """Whether its backward makes something again."""
     given: int = 0
@@ -458,7 +461,7 @@ class StageMemory:
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
-            freed += (block.saved + block.halved * second) * gives_back
+            freed += (block.saved + (block.halved + block.second_read) * second) * gives_back
             if copied and (copies := sum([group.ran(index) for group in copied])):
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, -freed, moving, copies)))

@@ -178,11 +178,12 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, passing, waiting) in enumerate(
+    for index, (cost, saved, entering, read, passing, waiting) in enumerate(
         zip(
             own.blocks,
             own.block_saved,
             own.block_entering,
+            own.block_read,
             own.block_passing,
             own.block_waiting,
             strict=True,
@@ -194,7 +195,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, passing, before, given, waiting
+        key = id(cost), saved, entering, read, passing, before, given, waiting
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -222,6 +223,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 + before,
                 second_adding=cost.second_adding_bytes,
                 second_late=cost.second_late_bytes,
+                second_read=read,
                 remakes=cost.remade_bytes > 0,
             )
         found.append(known[key])

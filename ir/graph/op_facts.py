@@ -40,6 +40,10 @@ CountOnCpu = Callable[[Op, Sequence[Shape], str], int | None]
 """From an op, the shapes of a rank's operands and the dtype that it computes in."""
 CountCast = Callable[[Op, "CallPart", int], int]
 """From an op, a rank's part of a call, and bytes that it keeps inside where nothing is cast."""
+CountAdding = Callable[[Op, "CallPart"], int | None]
+"""None: all are made before."""
+CountHalves = Callable[[Op, "CallPart"], "CallHalves | None"]
+"""None: as one node of autograd, which holds nothing inside."""
 CountInner = Callable[[Op, Graph], "tuple[InnerPass, InnerPass]"]
 CountShared = Callable[[Op, "CallPart"], tuple[int, int]]
 """Bytes."""
@@ -79,6 +83,28 @@ class CallPart:
     def wanted_values(self) -> int:
         """Returns how many values the gradients of its operands have."""
         return sum(prod(s) for s, has in zip(self.shapes, self.wanted, strict=True) if has)
+
+
+class CallHalves(NamedTuple):
+    """Bytes that the backward of a call has inside where it runs in two halves, gradients of values
+    before those of parameters: what its forward kept is there to the end of both."""
+
+    first: int
+    """Most in the first half, beside the gradient that it is given and those that it makes."""
+    kept: int
+    """Of these, what the second half begins with."""
+    keeps_given: bool
+    """Whether that begins with the gradient that the call is given, too."""
+    runs_again: bool
+    """Whether several nodes of autograd read one of its parameters, so that the second half is all
+    of the backward of its block once more (`runtime.stage.split`)."""
+    growing: int
+    """Most in the second half with gradients of its parameters, of which there are none before."""
+    adding: int
+    """The same where they are added to those that are there, beside these."""
+    adds_early: bool = False
+    """Whether a gradient of what it reads is added to one that is there before it has most, in a
+    whole backward, too."""
 
 
 class InnerPass(NamedTuple):
@@ -190,6 +216,12 @@ class OpFacts:
     """On a CPU it makes float32 of what it reads, and keeps that in place of it."""
     temporaries_before: CountTemporaries | None = None
     """The same before there is a gradient of its parameters; without it, never more."""
+    temporaries_adding: CountAdding | None = None
+    """The same with gradients of its parameters, where each is added to one that is there as soon
+    as it is made; without it, all are made before."""
+    halves: CountHalves | None = None
+    """What it has in the halves of a backward that is split, where torch makes many nodes of it;
+    without it, it is one node, which has inside what it has in a whole backward."""
     forward_inside: CountTemporaries | None = None
     """Bytes that torch's own forward holds inside, beside operands and results; without it, none.
     """

@@ -6,7 +6,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
-from meshwright.ir.graph.op_facts import CallPart, OpFacts, named, per_element
+from meshwright.ir.graph.op_facts import CallHalves, CallPart, OpFacts, named, per_element
 from meshwright.ir.graph.op_forms import sharded, without
 from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
@@ -123,11 +123,30 @@ def _shared(op: Op, part: CallPart) -> tuple[int, int]:
 def _root_mean_square(op: Op, part: CallPart) -> int:
     """On a CPU torch's are operators one after the other, in float32. For each value there is its
     gradient by what divides it, that of the mean, and three of its square. The values that a weight
-    multiplies have gone by then."""
+    multiplies have gone by then. Where values need no gradient, there is but the weight's."""
     if part.device_kind != "cpu":
         return 0
     values, weight = prod(part.shapes[0]), bool(slots(op, "weight"))
-    return max(part.width, 4) * values * (5 - weight) - part.width * values
+    wide = max(part.width, 4)
+    if not part.wanted[0]:
+        return wide * values * (1 + (part.width < wide))
+    return wide * values * (5 - weight) - part.width * values
+
+
+def _root_mean_square_halves(op: Op, part: CallPart) -> CallHalves | None:
+    """Nothing that the forward kept goes. The product with the weight is one of these operators, and
+    has the gradient of its result, which was cast if values are narrow."""
+    if part.device_kind != "cpu":
+        return None
+    weights = sum([prod(part.shapes[i]) for i in slots(op, "weight")])
+    values, wide = prod(part.shapes[0]), max(part.width, 4)
+    cast = wide * values * (weights > 0 and part.width < wide)
+    product = wide * (values + weights) if weights else 0
+    return CallHalves(
+        first=5 * wide * values + cast - part.width * values, kept=cast,
+        keeps_given=weights > 0 and not cast, runs_again=False, growing=product, adding=product,
+        adds_early=part.width == wide,
+    )  # fmt: skip
 
 
 def _running(op: Op) -> set[str]:
@@ -150,6 +169,7 @@ FACTS = {
             temporaries=_root_mean_square,
             lets_go=True,
             widens=True,
+            halves=_root_mean_square_halves,
         ),
     ),
     **named("layer_norm", replace(_NORM, rule=_norm, flops=per_element(8))),

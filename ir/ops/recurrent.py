@@ -1,6 +1,6 @@
 """Recurrent layers, whole as one op: only the batch may be split."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -8,6 +8,20 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Op
 from meshwright.ir.graph.op_facts import Args, CallPart, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.recurrent_halves import cells_halves, lstm_halves
+from meshwright.ir.graph.recurrent_passes import (
+    FLOAT,
+    GRU,
+    LSTM,
+    RNN,
+    Cells,
+    Pass,
+    by_cells,
+    by_onednn,
+    is_cast,
+    is_onednn,
+    passes_of,
+)
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -60,97 +74,12 @@ def _cell_flops(args: Args, of: ShapeOf, out: Shape) -> int:
     return 2 * prod(of(args.get("input"))[:-1]) * weights
 
 
-_PAGE, _LINE = 4096, 64
-_LSTM_GATES = 4
-_ONEDNN = frozenset({"float32", "bfloat16"})
-"""What oneDNN's LSTMs are called for; float16 needs a CPU that few have."""
-_FLOAT = 4
-"""Bytes; of oneDNN's rooms, of the lines of a processor's cache, and of a value in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One layer of a recurrent network in one direction."""
-
-    steps: int
-    samples: int
-    given: int
-    """Width of what it reads."""
-    width: int
-    """Of its result."""
-    cells: int
-    """Width of what its gates make: another one where an LSTM projects that."""
-
-    @property
-    def made(self) -> int:
-        """Values of its result."""
-        return self.steps * self.samples * self.width
-
-    @property
-    def read(self) -> int:
-        """Values that it reads."""
-        return self.steps * self.samples * self.given
-
-    @property
-    def gated(self) -> int:
-        """Values of one gate."""
-        return self.steps * self.samples * self.cells
-
-    @property
-    def projection(self) -> int:
-        """Values of the weight that makes its result of what its gates make; 0: it has none."""
-        return self.width * self.cells * (self.width != self.cells)
-
-    def room_bytes(self, width: int) -> int:
-        """Its workspace, where a value takes so many bytes (`set_workspace_sizes` of oneDNN's
-        `rnn_utils.hpp`, kernels without tiles): gates, what they make of the state, then values of
-        both sides and all steps. Of these, three have rows that end with a line of the cache and
-        are no multiple of 256 values; gradients of states, and cells' states of one side, are as
-        wide as float32."""
-        rows, states = self.steps * self.samples, 2 * (self.steps + 1) * self.samples
-        widest = max(self.given, self.width)
-        parts = [width * rows * _row(4 * self.width, width), width * rows * _row(self.width, width)]
-        parts += [width * states * _row(widest, width)]
-        parts += 2 * [_FLOAT * states * _row(widest, _FLOAT)]
-        parts += [each * states * self.width for each in (_FLOAT, width)]
-        return sum([_up(part, _PAGE) for part in parts])
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _row(values: int, width: int) -> int:
-    found = _up(values, _LINE // width)
-    return found if found % 256 else found + _LINE // width
-
-
-def _passes(op: Op, shapes: Sequence[Shape]) -> Iterator[list[_Pass]]:
-    """Of each layer, its directions."""
-    weights = [shapes[i] for i in slots(op, "params") if len(shapes[i]) == 2]
-    layers, ways = given(op, "num_layers"), 1 + bool(given(op, "bidirectional"))
-    assert isinstance(layers, int)
-    steps, samples = shapes[0][:2][:: -1 if given(op, "batch_first") else 1]
-    each = len(weights) // (layers * ways)
-    for layer in range(layers):
-        read, state, *projection = weights[each * ways * layer :][:each]
-        cells = projection[0][1] if projection else state[1]
-        yield ways * [_Pass(steps, samples, read[1], state[1], cells)]
-
-
-def _is_onednn(op: Op, shapes: Sequence[Shape], dtype: str) -> bool:
-    """Whether torch calls oneDNN on a CPU (`use_mkldnn` of its RNN.cpp; of bfloat16 where the CPU
-    has AVX-512, as those of servers do)."""
-    states = [shapes[i][2] for i in slots(op, "hx")]
-    return dtype in _ONEDNN and len(shapes[0]) == 3 and len(set(states)) == 1
-
-
 def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
     """Rooms and results of all layers but the last one's, states at their ends, what dropout
     between layers makes (masks and values), and copies of weights that come without biases."""
-    if not _is_onednn(op, shapes, dtype):
+    if not is_onednn(op, shapes, dtype):
         return None
-    passes, width = list(_passes(op, shapes)), DTYPE_BYTES[dtype]
+    passes, width = list(passes_of(op, shapes)), DTYPE_BYTES[dtype]
     ways = len(passes[0])
     drops = bool(given(op, "dropout") and given(op, "train"))
     found = prod(shapes[0]) * width * bool(given(op, "batch_first"))
@@ -165,40 +94,12 @@ def _lstm_keeps(op: Op, shapes: Sequence[Shape], dtype: str) -> int | None:
     return found
 
 
-def _by_cells(op: Op, part: CallPart) -> list[list[_Pass]]:
-    """Of each layer, its directions, where torch calls a cell for each step on a CPU; none where
-    another kernel runs."""
-    if part.device_kind != "cpu" or len(part.shapes[0]) != 3:
-        return []
-    return list(_passes(op, part.shapes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """What steps of a kind of cell have of each value of a gate."""
-
-    gates: int
-    freed: int
-    """Values that a step keeps, at least, and gives back as it runs backwards."""
-    wide: int = 0
-    """Of these, as wide as the state where autocast casts what linear layers read."""
-    wide_result: bool = False
-    """Whether what they make is as wide then; linear layers read copies."""
-
-
-_LSTM, _GRU, _RNN = _Cells(_LSTM_GATES, 7, 2), _Cells(3, 7, 1, wide_result=True), _Cells(1, 1)
-
-
-def _is_cast(part: CallPart) -> bool:
-    return part.stored > part.width
-
-
-def _cells_inside(cells: _Cells, op: Op, part: CallPart) -> int:
+def _cells_inside(cells: Cells, op: Op, part: CallPart) -> int:
     """What the gates of all steps read of the input is there until the steps have run; two
     directions are there beside what they are put together to (torch's RNN.cpp). Wide results of
     steps, of which others keep copies, go with them, and what a layer reads with the layer."""
-    inside, layers = 0, _by_cells(op, part)
-    wide = cells.wide_result and _is_cast(part)
+    inside, layers = 0, by_cells(op, part)
+    wide = cells.wide_result and is_cast(part)
     width = part.stored if wide else part.width
     for number, layer in enumerate(layers):
         one, ways = layer[0], len(layer)
@@ -210,13 +111,13 @@ def _cells_inside(cells: _Cells, op: Op, part: CallPart) -> int:
     return inside
 
 
-def _cells_cast(cells: _Cells, op: Op, part: CallPart, inside: int) -> int:
+def _cells_cast(cells: Cells, op: Op, part: CallPart, inside: int) -> int:
     """What all steps keep where autocast casts what linear layers read. The weight of a projection
     is turned for each step, and what was turned is cast anew; what dropout between layers keeps is
     as wide as their results."""
-    layers = _by_cells(op, part)
+    layers = by_cells(op, part)
     passes = [one for layer in layers for one in layer]
-    if not _is_cast(part) or not passes:
+    if not is_cast(part) or not passes:
         return inside
     wide = cells.wide * sum([one.gated for one in passes])
     if cells.wide_result and given(op, "dropout") and given(op, "train"):
@@ -229,19 +130,36 @@ def _cells_cast(cells: _Cells, op: Op, part: CallPart, inside: int) -> int:
     return narrow + (part.stored - part.width) * wide + part.width * again
 
 
-def _cells_temporaries(cells: _Cells, op: Op, part: CallPart) -> int:
+@dataclass(slots=True)
+class _Course:
+    """What is there as layers run backwards."""
+
+    done: int = 0
+    finished: int = 0
+    """Of it, gradients of parameters."""
+    most: int = 0
+    adding: int = 0
+    """Most where each of these is added to another as soon as it is made."""
+
+    def reach(self, more: int = 0) -> None:
+        self.most = max(self.most, self.done + more)
+        self.adding = max(self.adding, self.done - self.finished + more)
+
+    def finish(self, nbytes: int) -> None:
+        self.done += nbytes
+        self.finished += nbytes
+
+
+def _cells_course(cells: Cells, op: Op, part: CallPart, layers: list[list[Pass]]) -> _Course:
     """Directions and layers run backwards one by one. A step's gradient of the weight of the state
     is added to that of the steps before it, which makes a third; then the gates' gradients of all
     steps are put together; then that of what they read is made beside these. Meanwhile a step gives
     back what it kept. Gradients of the weight of a projection are added up as those of the state's
     are, before them. What autocast has cast has narrow gradients, of a projection cast back in each
     step, of others when all have run; the copy of a weight has gone then, too."""
-    layers, width = _by_cells(op, part), part.width
-    if not layers:
-        return 0
-    stored, casts, gates = max(width, part.stored), _is_cast(part), cells.gates
+    width, course = part.width, _Course()
+    stored, casts, gates = max(width, part.stored), is_cast(part), cells.gates
     wide = casts and cells.wide_result
-    most = done = 0
     biases = bool(given(op, "has_biases"))
     for number in range(len(layers) - 1, -1, -1):
         reads = number > 0 or part.wanted[0]
@@ -256,48 +174,77 @@ def _cells_temporaries(cells: _Cells, op: Op, part: CallPart) -> int:
             gone += (one.steps - 1) * turned
             gone += casts * width * one.samples * one.width * (not cells.wide_result)
             adds = (min(3, one.steps) - 1) * (max(after, width * state) - turned)
-            most = max(most, done + after + width * state + adds)
+            course.reach(after + width * state + adds)
             # Steps have read the gradient of the layer's result, but for what others still hold.
-            done += after + stored * (state + bias) - gone - copies[0]
-            done -= ends * len(layers[number]) * (stored if wide else width) * one.made
-            most = max(most, done + max(2 * made, width * state * casts))
-            done += width * read + stored * bias + width * back
-            most = max(most, done + made, done + stored * read * casts - copies[1])
-            done += (stored - width) * read - copies[1]
+            course.finish(after + stored * (state + bias))
+            course.done -= gone + copies[0]
+            course.done -= ends * len(layers[number]) * (stored if wide else width) * one.made
+            course.reach(max(2 * made, width * state * casts))
+            course.done += width * (read + back)
+            course.finish(stored * bias)
+            course.reach(made)
+            course.reach(stored * read * casts - copies[1])
+            course.finish(stored * read)
+            course.done -= width * read + copies[1]
             if number:  # what the layer before has made goes with the last that keeps it
-                done -= width * back * (wide or index == len(layers[number]) - 1)
-                most = max(most, done + stored * back * wide)
-                done += (stored - width) * back * wide
+                course.done -= width * back * (wide or index == len(layers[number]) - 1)
+                course.reach(stored * back * wide)
+                course.done += (stored - width) * back * wide
             # The second is added to the first in place.
-            done -= (stored if number and wide else width) * back * (index > 0)
+            course.done -= (stored if number and wide else width) * back * (index > 0)
+    return course
+
+
+def _cells_temporaries(cells: Cells, op: Op, part: CallPart) -> int:
+    layers = by_cells(op, part)
+    if not layers:
+        return 0
     weights = sum([prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")])
-    return most - width * part.wanted_values() - (stored - width) * weights
+    most = _cells_course(cells, op, part, layers).most
+    return most - part.width * part.wanted_values() - max(0, part.stored - part.width) * weights
+
+
+def _cells_adding(cells: Cells, op: Op, part: CallPart) -> int | None:
+    layers = by_cells(op, part)
+    if not layers:
+        return None
+    return _cells_course(cells, op, part, layers).adding - _read_back(part)
+
+
+def _read_back(part: CallPart) -> int:
+    """Bytes of the gradient of what the first layer reads, as its cells make it."""
+    return part.width * prod(part.shapes[0]) * part.wanted[0]
 
 
 def _lstm_inside(op: Op, part: CallPart) -> int:
-    return 0 if _by_onednn(op, part) else _cells_inside(_LSTM, op, part)
+    return 0 if by_onednn(op, part) else _cells_inside(LSTM, op, part)
 
 
 def _lstm_temporaries(op: Op, part: CallPart) -> int:
-    if _by_onednn(op, part):
-        return _onednn_temporaries(op, part)
-    return _cells_temporaries(_LSTM, op, part)
+    if by_onednn(op, part):
+        return _onednn_course(op, part)[0]
+    return _cells_temporaries(LSTM, op, part)
 
 
-def _by_onednn(op: Op, part: CallPart) -> bool:
-    return part.device_kind == "cpu" and _is_onednn(op, part.shapes, part.dtype)
+def _lstm_adding(op: Op, part: CallPart) -> int | None:
+    if by_onednn(op, part):
+        return _onednn_course(op, part)[1]
+    return _cells_adding(LSTM, op, part)
 
 
-def _onednn_temporaries(op: Op, part: CallPart) -> int:
+def _onednn_course(op: Op, part: CallPart) -> tuple[int, int]:
     """Layers and directions run backwards one by one: the gradient of what one reads is there
     beside what those before it have kept, and none yet of their weights or of what the first
-    reads. Narrow ones are made in float32, all of one direction, and cast one by one."""
-    layers = list(_passes(op, part.shapes))
+    reads. Narrow ones are made in float32, all of one direction, and cast one by one. Returns most
+    beside gradients of all operands; and most with those of weights, where each direction's are
+    added to others when it has run, beside that of what the first reads."""
+    layers = list(passes_of(op, part.shapes))
     passes = [one for layer in layers for one in layer]
     weights = [prod(part.shapes[i]) * part.wanted[i] for i in slots(op, "params")]
     each, read = len(weights) // len(passes), prod(part.shapes[0])
     stored = part.stored or part.width
-    found = -(stored * sum(weights) + part.width * read)
+    made_all = stored * sum(weights) + part.width * read
+    found, adding = -made_all, 0
     for number, one in enumerate(passes):
         made = 0
         if number >= len(layers[0]):
@@ -305,15 +252,18 @@ def _onednn_temporaries(op: Op, part: CallPart) -> int:
         gone = sum([later.room_bytes(part.width) for later in passes[number + 1 :]])
         # Those of weights that autocast has cast are cast back when all have run.
         to_come = stored * sum(weights) - part.width * sum(weights[each * number :])
-        found = max(found, part.width * made - to_come - gone)
-        if part.width < _FLOAT:
+        most = part.width * made - to_come - gone
+        if part.width < FLOAT:
             reads = number >= len(layers[0]) or part.wanted[0]
             own = [one.steps * one.samples * one.given * reads]
             own += weights[each * number : each * (number + 1)]
             casts = [values - sum(own[:i]) for i, values in enumerate(own)]
             to_come += part.width * (sum(own[1:]) + read * part.wanted[0])
-            found = max(found, _FLOAT * sum(own) + part.width * max(casts) - to_come - gone)
-    return found
+            most = max(most, FLOAT * sum(own) + part.width * max(casts) - to_come - gone)
+        found = max(found, most)
+        added = stored * sum(weights[each * (number + 1) :]) * (not is_cast(part))
+        adding = max(adding, most + stored * sum(weights) - added)
+    return found, adding
 
 
 _CELL = OpFacts(op_class=OpClass.RECURRENT)
@@ -324,17 +274,21 @@ FACTS = {
         _LAYER,
         flops=_flops,
         cpu_keeps=_lstm_keeps,
-        cpu_casts=partial(_cells_cast, _LSTM),
+        cpu_casts=partial(_cells_cast, LSTM),
         temporaries=_lstm_temporaries,
+        temporaries_adding=_lstm_adding,
         forward_inside=_lstm_inside,
         inside_to_end=True,
+        halves=lstm_halves,
     ),
     "aten.gru.input": replace(
         _LAYER,
         flops=_flops,
-        cpu_casts=partial(_cells_cast, _GRU),
-        temporaries=partial(_cells_temporaries, _GRU),
-        forward_inside=partial(_cells_inside, _GRU),
+        cpu_casts=partial(_cells_cast, GRU),
+        temporaries=partial(_cells_temporaries, GRU),
+        temporaries_adding=partial(_cells_adding, GRU),
+        forward_inside=partial(_cells_inside, GRU),
+        halves=partial(cells_halves, GRU),
         inside_to_end=True,
     ),
     **named(
@@ -342,9 +296,11 @@ FACTS = {
         replace(
             _LAYER,
             flops=_flops,
-            cpu_casts=partial(_cells_cast, _RNN),
-            temporaries=partial(_cells_temporaries, _RNN),
-            forward_inside=partial(_cells_inside, _RNN),
+            cpu_casts=partial(_cells_cast, RNN),
+            temporaries=partial(_cells_temporaries, RNN),
+            temporaries_adding=partial(_cells_adding, RNN),
+            forward_inside=partial(_cells_inside, RNN),
+            halves=partial(cells_halves, RNN),
             inside_to_end=True,
         ),
     ),
