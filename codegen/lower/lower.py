@@ -45,7 +45,9 @@ def lower(graph: Graph, plan: Plan, rank: int, kind: str = "") -> tuple[StagePro
     crossing = crossings(plan, graph)
     # Values cross as autocast has made them: in their traced dtype they would be sent, and all that
     # reads them computed, in more bytes than on one rank.
-    dtypes = runtime_dtypes(graph, precision(plan.precision), kind or plan.cluster.device_kind or "cuda")
+    dtypes = runtime_dtypes(
+        graph, precision(plan.precision), kind or plan.cluster.device_kind or "cuda"
+    )
     return tuple(
         _lower_stage(where(graph, plan, index, rank), crossing, dtypes)
         for index, stage in enumerate(plan.stages)
