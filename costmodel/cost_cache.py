@@ -39,14 +39,14 @@ Mode = bool | Policy
 
 
 class Passing(NamedTuple):
-    """A value that blocks read and none keeps."""
+    """A value that is there while blocks run that have not made it and do not keep it."""
 
     name: str
     nbytes: int
     first: int
     """Position of the first block in whose forward it is there, though that has not made it."""
     last: int
-    """Of the last that reads it."""
+    """Of the last."""
 
 
 def _passing_by_block(passing: Sequence[Passing], blocks: int) -> tuple[int, ...]:
@@ -319,12 +319,18 @@ class CostTables:
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        passing = self._passing(blocks, costs, modes, spot, prelude, kept)
+        passing, keepers = self._passing(blocks, costs, modes, spot, prelude, kept)
         gone = {value.name for value in passing}
-        stays = sum([nbytes for name, nbytes in prelude.made if name not in gone])
-        saved[0] += stays
         entering = [0] * len(blocks)
-        entering[0] = stays
+        for name, nbytes in prelude.made:
+            if name not in gone:
+                # It goes with the backward of the first block that keeps it, and is there from the
+                # beginning.
+                keeper = keepers.get(name, 0)
+                saved[keeper] += nbytes
+                entering[keeper] += nbytes
+                if keeper:
+                    passing.append(Passing(name, nbytes, 0, keeper - 1))
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
@@ -358,13 +364,13 @@ class CostTables:
         spot: BlockSpot,
         prelude: PreludeCost,
         kept: Mapping[str, int],
-    ) -> list[Passing]:
+    ) -> tuple[list[Passing], Mapping[str, int]]:
         """What blocks read and none keeps (`kept`: bytes): values without a gradient, and those of
-        the prelude. A block that runs again, or part of it, keeps what it reads; so does a
-        recording."""
+        the prelude; and of what is kept, which block is the first to keep it. A block that runs
+        again, or part of it, keeps what it reads; so does a recording."""
         found: dict[str, Passing] = {}
         made: dict[str, int] = {}
-        roots, sizes, stays = self.facts.roots, dict(prelude.made), set[str]()
+        roots, sizes, stays = self.facts.roots, dict(prelude.made), dict[str, int]()
         unkept = {root for root, nbytes in kept.items() if not nbytes} | sizes.keys()
         # The search asks for many stages: blocks of which all is kept take no calls here.
         for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
@@ -375,7 +381,7 @@ class CostTables:
                 again = (mode and cost.backward_s > 0) or spot.captured
                 passes = cost.passes and cost.passes[position]
                 if again or (root in sizes and not passes):
-                    stays.add(root)
+                    stays[root] = index
                     continue
                 begin = found[root].first if root in found else made.get(root, -1) + 1
                 nbytes = sizes.get(root, cost.input_bytes[position])
@@ -384,10 +390,11 @@ class CostTables:
                 if roots[name] in unkept:
                     made[roots[name]] = index
         tensors = self.graph.tensors
-        return [
+        passing = [
             value for root, value in found.items()
             if root not in stays and tensors[root].kind is Kind.ACTIVATION
         ]  # fmt: skip
+        return passing, stays
 
     def _each(
         self,
