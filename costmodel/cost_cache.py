@@ -335,6 +335,8 @@ class CostTables:
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
                 entering[first[root]] += nbytes
+                if first[root]:  # what comes from other stages is there from the beginning
+                    passing.append(Passing(root, nbytes, 0, first[root] - 1))
         return StageCost(
             forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
