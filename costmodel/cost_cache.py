@@ -88,6 +88,8 @@ class StageCost:
     the prelude that none keeps."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
+    kept: tuple[tuple[str, int], ...] = ()
+    """Memory that blocks keep of values that enter or leave one, by the value that it is of."""
 
     @property
     def backward_s(self) -> float:
@@ -351,6 +353,7 @@ class CostTables:
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
+            kept=tuple(kept.items()),
             block_entering=tuple(entering),
             block_passing=_passing_by_block(passing, len(blocks)),
             block_waiting=waiting_bytes(
@@ -430,14 +433,18 @@ class CostTables:
             self._preludes[key] = price_prelude(self.facts, layout, needed, site)
         return self._preludes[key]
 
+    def crossing(self, block: int) -> tuple[str, ...]:
+        """Names of the values that cross into block number `block`."""
+        before = {n for b in self.graph.blocks[:block] for n in b.outputs}
+        after = {n for b in self.graph.blocks[block:] for n in b.inputs}
+        return tuple(sorted(before & after))
+
     def border_bytes(self, block: int, *, back: bool = False) -> tuple[int, int]:
         """What crosses into block number `block`: bytes of one global batch, and bytes that do not
         depend on the batch; `back`: of the gradients of that."""
         key = block, back
         if key not in self._borders:
-            before = {n for b in self.graph.blocks[:block] for n in b.outputs}
-            after = {n for b in self.graph.blocks[block:] for n in b.inputs}
-            crossing = [self.graph.tensors[n] for n in sorted(before & after)]
+            crossing = [self.graph.tensors[n] for n in self.crossing(block)]
             sizes = {t: t.numel * DTYPE_BYTES[self.facts.dtypes[t.name]] for t in crossing
                      if t.kind is Kind.ACTIVATION and (t.requires_grad or not back)}  # fmt: skip
             batch = self.graph.batch_size

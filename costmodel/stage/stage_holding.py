@@ -69,7 +69,7 @@ def stage_memory_of(
         border_back=costs.border_back_bytes,
         entry_back=costs.entry_back_bytes,
         shared=costs.shared_bytes,
-        sent_as_kept=_sent_as_kept(costs),
+        sent_as_kept=costs.sent_as_kept,
         blocks=_block_memories(costs, habits.keeps_sent),
         stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
@@ -88,13 +88,6 @@ def stage_memory_of(
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
-
-
-def _sent_as_kept(costs: StageCosts) -> int:
-    """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
-    last = costs.cost.blocks[-1]
-    sent = costs.border_bytes + costs.handed_bytes
-    return last.kept_outputs if sent == sum(last.output_bytes) else 0
 
 
 def _no_layers(costs: StageCosts) -> frozenset[int]:
