@@ -431,7 +431,8 @@ class StageMemory:
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             # Of recorded calls all gradients of what they read are there at any time.
-            there = block.waiting * gives_back - freed
+            # The second half begins when no gradient of a value waits any more.
+            there = block.waiting * (gives_back and not second) - freed
             gathered = 0
             if ahead:
                 arriving, gathered = ahead[index]
