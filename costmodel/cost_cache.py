@@ -88,6 +88,9 @@ class StageCost:
     the prelude that none keeps."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
+    block_released: tuple[int, ...] = ()
+    """Of `block_saved`, what goes with the first half of a backward that is split, of values that
+    come into a block."""
     kept: tuple[tuple[str, int], ...] = ()
     """Memory that blocks keep of values that enter or leave one, by the value that it is of."""
 
@@ -323,7 +326,8 @@ class CostTables:
         saved = [c.saved_bytes for c in costs]
         passing, keepers = self._passing(blocks, costs, modes, spot, prelude, kept)
         gone = {value.name for value in passing}
-        entering = [0] * len(blocks)
+        entering, released = [0] * len(blocks), [0] * len(blocks)
+        goes = set[str]() if spot.captured else _released(blocks, costs, roots)
         for name, nbytes in prelude.made:
             if name not in gone:
                 # It goes with the backward of the first block that keeps it, and is there from the
@@ -331,10 +335,12 @@ class CostTables:
                 keeper = keepers.get(name, 0)
                 saved[keeper] += nbytes
                 entering[keeper] += nbytes
+                released[keeper] += nbytes * (name in goes)
                 if keeper:
                     passing.append(Passing(name, nbytes, 0, keeper - 1))
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
+            released[first[root]] += nbytes * (root in goes)
             if root in {roots[name] for name in blocks[first[root]].inputs}:
                 entering[first[root]] += nbytes
                 if first[root]:  # what comes from other stages is there from the beginning
@@ -353,6 +359,7 @@ class CostTables:
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
+            block_released=tuple(released),
             kept=tuple(kept.items()),
             block_entering=tuple(entering),
             block_passing=_passing_by_block(passing, len(blocks)),
@@ -454,6 +461,21 @@ class CostTables:
                 sum(size for t, size in sizes.items() if t not in split),
             )
         return self._borders[key]
+
+
+def _released(
+    blocks: Sequence[Block], costs: Sequence[BlockCost], roots: Mapping[str, str]
+) -> set[str]:
+    """Values that come into blocks, of which none keeps anything for the second half of its
+    backward."""
+    goes, stays = set[str](), set[str]()
+    for block, cost in zip(blocks, costs, strict=True):
+        for index, name in enumerate(block.inputs):
+            is_gone = bool(cost.released_inputs) and cost.released_inputs[index]
+            (goes if is_gone else stays).add(roots[name])
+        kept = zip(block.outputs, cost.saved_outputs, strict=True)
+        stays |= {roots[name] for name, nbytes in kept if nbytes}
+    return goes - stays
 
 
 def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:

@@ -126,6 +126,9 @@ class SplitRoom(NamedTuple):
     """By which it is more where these are added to those that are there; None: not known."""
     late: int = 0
     """By which it is less where there are none before, as they come one after the other."""
+    leaves: frozenset[str] = frozenset()
+    """Values of which nothing is kept for the second half: no op that has part in that reads them,
+    or what is made of them."""
 
 
 def split_room(
@@ -146,6 +149,7 @@ def split_room(
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
     released, released_outputs, second, added, joined = 0, 0, 0, 0, False
+    graph, kept = set[str](), set[str]()
     turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
@@ -171,12 +175,23 @@ def split_room(
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]
+        made_here = {roots.get(name, name) for name in step.op.outputs}
+        if made_of.reads(step) or not graph.isdisjoint(made_here):
+            # Its node stays, and those behind it, down to leaves.
+            graph |= {roots.get(name, name) for name in step.op.inputs}
+            kept |= {tensor.memory[0] for tensor in step.kept}
     if not any([walk.facts.graph.tensors[name].requires_grad for name in block.inputs]):
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
     more, late = added - second, second - _growing(turns)
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late)
+    tensors = walk.facts.graph.tensors
+    goes = frozenset([
+        name for name in block.inputs
+        if walk.facts.roots[name] not in kept
+        and not (tensors[name].requires_grad and roots.get(name, name) in graph)
+    ])  # fmt: skip
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late, goes)
 
 
 def _growing(turns: Iterable[tuple[int, int, int]]) -> int:

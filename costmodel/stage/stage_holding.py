@@ -171,23 +171,25 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, passing, waiting) in enumerate(
+    for index, (cost, saved, entering, passing, waiting, released) in enumerate(
         zip(
             own.blocks,
             own.block_saved,
             own.block_entering,
             own.block_passing,
             own.block_waiting,
+            own.block_released,
             strict=True,
         )
     ):
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
+        released = max(0, released - costs.shared_bytes * (index == 0))
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, passing, before, given, waiting
+        key = id(cost), saved, entering, passing, before, given, waiting, released
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -206,10 +208,13 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
                 one_op=one_op,
-                halved=cost.halved_bytes,
+                halved=cost.halved_bytes - released,
                 given=given,
                 waiting=waiting,
-                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before,
+                halving=_known(cost.halving_bytes, cost.workspace_bytes)
+                + released
+                + moved
+                + before,
                 second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
                 + moved
                 + before,
