@@ -39,14 +39,14 @@ Mode = bool | Policy
 
 
 class Passing(NamedTuple):
-    """A value that blocks read and none keeps."""
+    """A value that is there while blocks run that have not made it and do not keep it."""
 
     name: str
     nbytes: int
     first: int
     """Position of the first block in whose forward it is there, though that has not made it."""
     last: int
-    """Of the last that reads it."""
+    """Of the last."""
 
 
 def _read_by(
@@ -111,6 +111,11 @@ class StageCost:
     the prelude that none keeps."""
     block_waiting: tuple[int, ...] = ()
     """Gradients that are there while a block's backward runs, and wait for an earlier one."""
+    block_released: tuple[int, ...] = ()
+    """Of `block_saved`, what goes with the first half of a backward that is split, of values that
+    come into a block."""
+    kept: tuple[tuple[str, int], ...] = ()
+    """Memory that blocks keep of values that enter or leave one, by the value that it is of."""
 
     @property
     def backward_s(self) -> float:
@@ -342,17 +347,28 @@ class CostTables:
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
         saved = [c.saved_bytes for c in costs]
-        passing = self._passing(blocks, costs, modes, spot, prelude, kept)
+        passing, keepers = self._passing(blocks, costs, modes, spot, prelude, kept)
         gone = {value.name for value in passing}
-        stays = sum([nbytes for name, nbytes in prelude.made if name not in gone])
-        saved[0] += stays
-        read = _read_by(blocks, costs, roots, kept)
-        entering = [0] * len(blocks)
-        entering[0] = stays
+        entering, released = [0] * len(blocks), [0] * len(blocks)
+        goes = set[str]() if spot.captured else _released(blocks, costs, roots)
+        read = _read_by(blocks, costs, roots, {k: n for k, n in kept.items() if k not in goes})
+        for name, nbytes in prelude.made:
+            if name not in gone:
+                # It goes with the backward of the first block that keeps it, and is there from the
+                # beginning.
+                keeper = keepers.get(name, 0)
+                saved[keeper] += nbytes
+                entering[keeper] += nbytes
+                released[keeper] += nbytes * (name in goes)
+                if keeper:
+                    passing.append(Passing(name, nbytes, 0, keeper - 1))
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
+            released[first[root]] += nbytes * (root in goes)
             if root in {roots[name] for name in blocks[first[root]].inputs}:
                 entering[first[root]] += nbytes
+                if first[root]:  # what comes from other stages is there from the beginning
+                    passing.append(Passing(root, nbytes, 0, first[root] - 1))
         return StageCost(
             forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
@@ -367,6 +383,8 @@ class CostTables:
             uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
+            block_released=tuple(released),
+            kept=tuple(kept.items()),
             block_entering=tuple(entering),
             block_read=read,
             block_passing=_passing_by_block(passing, len(blocks)),
@@ -383,13 +401,13 @@ class CostTables:
         spot: BlockSpot,
         prelude: PreludeCost,
         kept: Mapping[str, int],
-    ) -> list[Passing]:
+    ) -> tuple[list[Passing], Mapping[str, int]]:
         """What blocks read and none keeps (`kept`: bytes): values without a gradient, and those of
-        the prelude. A block that runs again, or part of it, keeps what it reads; so does a
-        recording."""
+        the prelude; and of what is kept, which block is the first to keep it. A block that runs
+        again, or part of it, keeps what it reads; so does a recording."""
         found: dict[str, Passing] = {}
         made: dict[str, int] = {}
-        roots, sizes, stays = self.facts.roots, dict(prelude.made), set[str]()
+        roots, sizes, stays = self.facts.roots, dict(prelude.made), dict[str, int]()
         unkept = {root for root, nbytes in kept.items() if not nbytes} | sizes.keys()
         # The search asks for many stages: blocks of which all is kept take no calls here.
         for index, (block, cost, mode) in enumerate(zip(blocks, costs, modes, strict=True)):
@@ -400,7 +418,7 @@ class CostTables:
                 again = (mode and cost.backward_s > 0) or spot.captured
                 passes = cost.passes and cost.passes[position]
                 if again or (root in sizes and not passes):
-                    stays.add(root)
+                    stays[root] = index
                     continue
                 begin = found[root].first if root in found else made.get(root, -1) + 1
                 nbytes = sizes.get(root, cost.input_bytes[position])
@@ -409,10 +427,11 @@ class CostTables:
                 if roots[name] in unkept:
                     made[roots[name]] = index
         tensors = self.graph.tensors
-        return [
+        passing = [
             value for root, value in found.items()
             if root not in stays and tensors[root].kind is Kind.ACTIVATION
         ]  # fmt: skip
+        return passing, stays
 
     def _each(
         self,
@@ -446,14 +465,18 @@ class CostTables:
             self._preludes[key] = price_prelude(self.facts, layout, needed, site)
         return self._preludes[key]
 
+    def crossing(self, block: int) -> tuple[str, ...]:
+        """Names of the values that cross into block number `block`."""
+        before = {n for b in self.graph.blocks[:block] for n in b.outputs}
+        after = {n for b in self.graph.blocks[block:] for n in b.inputs}
+        return tuple(sorted(before & after))
+
     def border_bytes(self, block: int, *, back: bool = False) -> tuple[int, int]:
         """What crosses into block number `block`: bytes of one global batch, and bytes that do not
         depend on the batch; `back`: of the gradients of that."""
         key = block, back
         if key not in self._borders:
-            before = {n for b in self.graph.blocks[:block] for n in b.outputs}
-            after = {n for b in self.graph.blocks[block:] for n in b.inputs}
-            crossing = [self.graph.tensors[n] for n in sorted(before & after)]
+            crossing = [self.graph.tensors[n] for n in self.crossing(block)]
             sizes = {t: t.numel * DTYPE_BYTES[self.facts.dtypes[t.name]] for t in crossing
                      if t.kind is Kind.ACTIVATION and (t.requires_grad or not back)}  # fmt: skip
             batch = self.graph.batch_size
@@ -463,6 +486,21 @@ class CostTables:
                 sum(size for t, size in sizes.items() if t not in split),
             )
         return self._borders[key]
+
+
+def _released(
+    blocks: Sequence[Block], costs: Sequence[BlockCost], roots: Mapping[str, str]
+) -> set[str]:
+    """Values that come into blocks, of which none keeps anything for the second half of its
+    backward."""
+    goes, stays = set[str](), set[str]()
+    for block, cost in zip(blocks, costs, strict=True):
+        for index, name in enumerate(block.inputs):
+            is_gone = bool(cost.released_inputs) and cost.released_inputs[index]
+            (goes if is_gone else stays).add(roots[name])
+        kept = zip(block.outputs, cost.saved_outputs, strict=True)
+        stays |= {roots[name] for name, nbytes in kept if nbytes}
+    return goes - stays
 
 
 def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from math import hypot
 
 from meshwright.costmodel.cluster_parts import with_parts
-from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import DeviceType, Link, OpCurve
+from meshwright.ir.cluster.device import COMPUTE, DeviceType, Link, OpCurve
 
 PRODUCTS = 0.071
 """Of large products: 34 tests of seven parts, each by what the others say."""

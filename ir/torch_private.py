@@ -350,6 +350,13 @@ def run_backward(roots: Sequence[Any], gradients: Sequence[Tensor]) -> None:
     )  # fmt: skip
 
 
+def is_wanted(node: Any) -> bool:
+    """Tells, inside a backward, whether it goes on to a node: not if it is only for the gradients
+    of others."""
+    found: bool = node is not None and torch._C._will_engine_execute_node(node)
+    return found
+
+
 ENGINE = (torch.autograd, "_engine_run_backward")
 """What every backward in Python goes through."""
 

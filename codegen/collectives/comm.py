@@ -47,6 +47,8 @@ class AxisConversion(NamedTuple):
     """By what the value is multiplied then."""
     gradient_share: Share = ALL
     """By what its gradient is."""
+    channels_last: bool = False
+    """Whether it is an image that has its channels innermost in memory, and keeps them so."""
 
 
 Held = Callable[[str, str, int], Tensor]
@@ -131,17 +133,23 @@ class Comm:
         own, whole = self.apart
         return tuple("dp_shard" if axis == "dp" else axis for axis in axes), count * own // whole
 
-    def identity(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+    def identity(
+        self, x: Tensor, axis: str, backward: str = "none", *, channels_last: bool = False
+    ) -> Tensor:
         """Replicate to Replicate: only the gradient moves."""
-        return self._convert(x, axis, Primitive.IDENTITY, backward)
+        return self._convert(x, axis, Primitive.IDENTITY, backward, last=channels_last)
 
-    def all_reduce(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+    def all_reduce(
+        self, x: Tensor, axis: str, backward: str = "none", *, channels_last: bool = False
+    ) -> Tensor:
         """Partial to Replicate: the sum over the axis."""
-        return self._convert(x, axis, Primitive.ALL_REDUCE, backward)
+        return self._convert(x, axis, Primitive.ALL_REDUCE, backward, last=channels_last)
 
-    def mask(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+    def mask(
+        self, x: Tensor, axis: str, backward: str = "none", *, channels_last: bool = False
+    ) -> Tensor:
         """Replicate to Partial: one rank, in one micro-batch, keeps the value."""
-        return self._convert(x, axis, Primitive.MASK, backward)
+        return self._convert(x, axis, Primitive.MASK, backward, last=channels_last)
 
     def all_gather(
         self,
@@ -150,11 +158,15 @@ class Comm:
         dim: int,
         sizes: Sequence[int],
         backward: str = "none",
+        *,
+        channels_last: bool = False,
         **more: int,
     ) -> Tensor:
         """Shard to Replicate. `sizes` are the elements of each rank in each of `outer` sections."""
         source = self._part(dim, sizes, **more)
-        return self._convert(x, axis, Primitive.ALL_GATHER, backward, source=source)
+        return self._convert(
+            x, axis, Primitive.ALL_GATHER, backward, source=source, last=channels_last
+        )
 
     def slice(
         self,
@@ -163,12 +175,14 @@ class Comm:
         dim: int,
         sizes: Sequence[int],
         backward: str = "none",
+        *,
+        channels_last: bool = False,
         **more: int,
     ) -> Tensor:
         """Replicate to Shard: this rank's part, of this micro-batch if there are `per_sample`
         elements for each sample in a section of `whole`."""
         target = self._part(dim, sizes, **more)
-        return self._convert(x, axis, Primitive.SLICE, backward, target=target)
+        return self._convert(x, axis, Primitive.SLICE, backward, target=target, last=channels_last)
 
     def pad(
         self,
@@ -177,11 +191,13 @@ class Comm:
         dim: int,
         sizes: Sequence[int],
         backward: str = "none",
+        *,
+        channels_last: bool = False,
         **more: int,
     ) -> Tensor:
         """Shard to Partial: this rank's part in zeros of the full shape."""
         source = self._part(dim, sizes, **more)
-        return self._convert(x, axis, Primitive.PAD, backward, source=source)
+        return self._convert(x, axis, Primitive.PAD, backward, source=source, last=channels_last)
 
     def reduce_scatter(
         self,
@@ -190,11 +206,15 @@ class Comm:
         dim: int,
         sizes: Sequence[int],
         backward: str = "none",
+        *,
+        channels_last: bool = False,
         **more: int,
     ) -> Tensor:
         """Partial to Shard: this rank's part of the sum."""
         target = self._part(dim, sizes, **more)
-        return self._convert(x, axis, Primitive.REDUCE_SCATTER, backward, target=target)
+        return self._convert(
+            x, axis, Primitive.REDUCE_SCATTER, backward, target=target, last=channels_last
+        )
 
     def all_to_all(
         self,
@@ -205,12 +225,14 @@ class Comm:
         to_dim: int,
         to_sizes: Sequence[int],
         backward: str = "none",
+        *,
+        channels_last: bool = False,
         **more: int,
     ) -> Tensor:
         """Shard of one dim to Shard of another; `outer` and `zigzag` say more of the one, and with
         `to_` before them of the other."""
         source, target = self._ends(dim, sizes, to_dim, to_sizes, more)
-        return self._convert(x, axis, Primitive.ALL_TO_ALL, backward, source, target)
+        return self._convert(x, axis, Primitive.ALL_TO_ALL, backward, source, target, channels_last)
 
     def sum_over(self, x: Tensor, axis: str) -> Tensor:
         """The sum over the axis of a tensor that has no gradient."""
@@ -310,9 +332,10 @@ class Comm:
         backward: str,
         source: DimShares | None = None,
         target: DimShares | None = None,
+        last: bool = False,
     ) -> Tensor:
         apply: Callable[..., Tensor] = _Convert.apply
-        return apply(x, self, self._move(axis, forward, backward, source, target))
+        return apply(x, self, self._move(axis, forward, backward, source, target, last))
 
     def _move(
         self,
@@ -321,6 +344,7 @@ class Comm:
         backward: str,
         source: DimShares | None,
         target: DimShares | None,
+        last: bool,
     ) -> AxisConversion:
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
         masks = axis == "dp" and Primitive.MASK in (forward, gradient)
@@ -329,10 +353,16 @@ class Comm:
         if axis == "dp" and self.apart is not None and self.training:
             axis, share, back = along_dp(forward, gradient, *self.apart, sums=self.sums_apart)
         keeps = first and self.coordinates.get(axis, 0) == 0
-        return AxisConversion(axis, forward, gradient, source, target, keeps, share, back)
+        return AxisConversion(axis, forward, gradient, source, target, keeps, share, back, last)
 
     def move(
-        self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
+        self,
+        forward: str,
+        axis: str,
+        *where: Any,
+        backward: str = "none",
+        channels_last: bool = False,
+        **more: int,
     ) -> AxisConversion:
         """The conversion that the method of that name stands for."""
         primitive = Primitive(forward)
@@ -345,7 +375,7 @@ class Comm:
             part = self._part(dim, sizes, **more)
             gives_whole = primitive in (Primitive.ALL_GATHER, Primitive.PAD)
             source, target = (part, None) if gives_whole else (None, part)
-        return self._move(axis, primitive, backward, source, target)
+        return self._move(axis, primitive, backward, source, target, channels_last)
 
     def begin_forward(self, move: AxisConversion, x: Tensor) -> Callable[[], Tensor]:
         """Starts to move a value, without autograd; what it returns waits for that."""
@@ -368,7 +398,7 @@ class Comm:
     ) -> Callable[[], Tensor]:
         line = self._logged(primitive, move.axis, x)
         start = None if self.meter is None else self.meter.mark()
-        came = begin(primitive, x, line, source, target, move.keeps)
+        came = begin(primitive, x, line, source, target, move.keeps, move.channels_last)
         arrive = came if share == ALL else lambda: times(came(), share)
         if self.meter is None or primitive not in COMMUNICATES:
             return arrive
@@ -406,13 +436,14 @@ class Comm:
         source: DimShares | None,
         target: DimShares | None,
         keeps: bool,
+        last: bool = False,
     ) -> Tensor:
         """One primitive, without autograd."""
         line = self._logged(primitive, axis, x)
         if self.meter is None or primitive not in COMMUNICATES:
-            return run(primitive, x, line, source, target, keeps)
+            return run(primitive, x, line, source, target, keeps, last)
         start = self.meter.mark()
-        result = run(primitive, x, line, source, target, keeps)
+        result = run(primitive, x, line, source, target, keeps, last)
         self._metered(primitive, axis, line, x, result, start)
         return result
 
@@ -463,7 +494,8 @@ class _Convert(torch.autograd.Function):
         move: AxisConversion,
     ) -> Tensor:
         ctx.comm, ctx.move = comm, move
-        result = comm.run(move.forward, x, move.axis, move.source, move.target, move.keeps)
+        ends = move.source, move.target
+        result = comm.run(move.forward, x, move.axis, *ends, move.keeps, move.channels_last)
         result = times(result, move.share)
         return result.view_as(result) if result is x else result
 
@@ -471,8 +503,9 @@ class _Convert(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         move: AxisConversion = ctx.move
         gradient = ctx.comm.run(
-            move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
-        )
+            move.backward, gradients[0], move.axis, move.target, move.source, move.keeps,
+            move.channels_last,
+        )  # fmt: skip
         return times(gradient, move.gradient_share), None, None
 
 

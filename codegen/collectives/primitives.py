@@ -1,7 +1,7 @@
 """The primitives of `ir.layout.conversions` on tensors, without autograd."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,9 @@ from torch.nn.functional import pad
 
 from meshwright.codegen.collectives.line import Line, settled
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
+
+_MAKES = frozenset(Primitive) - {Primitive.IDENTITY, Primitive.MASK}
+"""Primitives whose result is laid out anew in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,16 @@ def run(
     source: DimShares | None = None,
     target: DimShares | None = None,
     keeps: bool = True,
+    channels_last: bool = False,
 ) -> Tensor:
     """What this rank holds after `primitive`; x itself (not a copy) where nothing moves.
 
-    `keeps` says whether this rank holds the value after MASK.
+    `keeps` says whether this rank holds the value after MASK. `channels_last`: images are to have
+    their channels innermost in memory, on all ranks of the line, so they move so.
     """
+    if channels_last and primitive in _MAKES:
+        ends = [_turned(part, x.ndim) for part in (source, target)]
+        return run(primitive, x.movedim(1, -1), line, *ends, keeps).movedim(-1, 1)
     x = settled(x) if primitive in COMMUNICATES else x
     match primitive:
         case Primitive.IDENTITY:
@@ -73,8 +81,13 @@ def begin(
     source: DimShares | None = None,
     target: DimShares | None = None,
     keeps: bool = True,
+    channels_last: bool = False,
 ) -> Callable[[], Tensor]:
     """Starts what `run` does; what it returns waits for that. All-to-all is over at once."""
+    if channels_last and primitive in _MAKES:
+        ends = [_turned(part, x.ndim) for part in (source, target)]
+        arrive = begin(primitive, x.movedim(1, -1), line, *ends, keeps)
+        return lambda: arrive().movedim(-1, 1)
     if line.size > 1:
         x = settled(x)
         match primitive:
@@ -89,6 +102,13 @@ def begin(
                 return lambda: _own_part(summed(), part, line.rank)
     result = run(primitive, x, line, source, target, keeps)
     return lambda: result
+
+
+def _turned(part: DimShares | None, dims: int) -> DimShares | None:
+    """The same of images whose channels, dim 1, have come to be the last dim."""
+    if part is None or not part.dim:
+        return part
+    return replace(part, dim=dims - 1 if part.dim == 1 else part.dim - 1)
 
 
 def _given(part: DimShares | None) -> DimShares:

@@ -123,6 +123,9 @@ class Builder:
         )  # fmt: skip
         if gradient != "none":
             node.kwargs = {**node.kwargs, "backward": gradient}
+        if tensor.channels_last and tensor.kind in (Kind.ACTIVATION, Kind.INPUT):
+            # Else each convolution that reads it would make, and keep, a copy in that layout.
+            node.kwargs = {**node.kwargs, "channels_last": True}
         before, after = self._bytes(name, now), self._bytes(name, then)
         node.meta["comment"] = _comment(self.label(name), axis, forward, gradient, before, after)
         return node

@@ -27,6 +27,7 @@ class BorderValue:
     shape: tuple[int, ...]
     """Local, of one micro-batch."""
     dtype: str
+    """As it runs: under autocast that in which its op makes it."""
     requires_grad: bool
     dp: Placement
     """Where its samples lie in the local part."""

@@ -3,6 +3,7 @@ their way, less what ops have saved whose backward has run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from math import prod
 from typing import NamedTuple
 
@@ -135,6 +136,9 @@ class SplitRoom(NamedTuple):
     """By which it is more where these are added to those that are there; None: not known."""
     late: int = 0
     """By which it is less where there are none before, as they come one after the other."""
+    leaves: frozenset[str] = frozenset()
+    """Values of which nothing is kept for the second half: no op that has part in that reads them,
+    or what is made of them."""
 
 
 def split_room(
@@ -159,6 +163,7 @@ def split_room(
     if runs_again:
         live.keeps_given()
     released, released_outputs, second, added = 0, 0, 0, 0
+    graph, kept = set[str](), set[str]()
     turns: list[tuple[int, int, int]] = []
     for number in range(len(steps), -1, -1):
         first = max(first, _moved_bytes(walk, live, moves[number], roots))
@@ -200,12 +205,23 @@ def split_room(
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]
+        made_here = {roots.get(name, name) for name in step.op.outputs}
+        if made_of.reads(step) or not graph.isdisjoint(made_here):
+            # Its node stays, and those behind it, down to leaves.
+            graph |= {roots.get(name, name) for name in step.op.inputs}
+            kept |= {tensor.memory[0] for tensor in step.kept}
     if not any([walk.facts.graph.tensors[name].requires_grad for name in block.inputs]):
         return SplitRoom(given_bytes, given_bytes, 0, 0, None)  # the second half does all
     if made_of.several:
         return SplitRoom(first + given_bytes, live.kept_bytes + given_bytes, 0, 0, None)
     more, late = added - second, second - _growing(turns)
-    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late)
+    tensors = walk.facts.graph.tensors
+    goes = frozenset([
+        name for name in block.inputs * (not runs_again)
+        if walk.facts.roots[name] not in kept
+        and not (tensors[name].requires_grad and roots.get(name, name) in graph)
+    ])  # fmt: skip
+    return SplitRoom(first, live.kept_bytes, released, released_outputs, second, more, late, goes)
 
 
 def _growing(turns: Iterable[tuple[int, int, int]]) -> int:
@@ -346,7 +362,9 @@ class _WeightGradients:
 
     def part_bytes(self, step: OpStep) -> int:
         """Returns bytes of these once they lie as the parameters do."""
-        return sum([_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)])
+        return sum(
+            [_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)]
+        )
 
     def cast_before(self, step: OpStep) -> int:
         """Returns the most that one of these takes in the dtype that the op computes in."""
@@ -447,10 +465,14 @@ def _made_by(
     of all that it makes."""
     made, passed, new = dict[str, int](), set[str](), 0
     elements, spreads = walk.local.elements, _spreads(walk, step)
+    made_here = {n for s in walk.script if isinstance(s, OpStep) for n in s.op.outputs}
     for name, operand in zip(step.op.inputs, step.inputs, strict=True):
         if operand.requires_grad and not operand.is_param:
             nbytes = elements[operand.value] * operand.width
-            if (spreads or _is_sum(step, nbytes, elements)) and not live.has(roots[name]):
+            is_passed = (
+                spreads or _is_sum(step, nbytes, elements) or _is_part(walk, step, name, made_here)
+            )
+            if is_passed and not live.has(roots[name]):
                 passed.add(roots[name])
                 continue
             new += nbytes
@@ -480,6 +502,22 @@ def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     ((value, width), *_) = step.outputs
     plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
     return plain and elements[value] * width == nbytes
+
+
+def _is_part(walk: Walk, step: OpStep, name: str, made_here: Collection[str]) -> bool:
+    """Whether the gradient of what an op copies is a part of its result's, as of values that are
+    put side by side: a view. That of a leaf of the block is copied, if it does not lie in one."""
+    if step.op_class is not OpClass.COPY or facts(step.op.target).backward != "handed on":
+        return False
+    ((value, width), *_) = step.outputs
+    operand = step.inputs[step.op.inputs.index(name)]
+    if operand.is_cast or operand.width != width:
+        return False
+    shapes = walk.local.shapes
+    dims = zip(shapes[value], shapes[operand.value], strict=False)
+    before = takewhile(lambda sizes: sizes[0] == sizes[1], dims)
+    in_one = prod([size for size, _ in before]) in (1, walk.local.elements[value])
+    return in_one or walk.facts.roots.get(name, name) in made_here
 
 
 def _spreads(walk: Walk, step: OpStep) -> bool:

@@ -105,6 +105,9 @@ class BlockCost:
     """Of `saved_bytes`, what goes with the first half."""
     released_outputs: int = 0
     """The same of `saved_outputs`, where nobody else has them."""
+    released_inputs: tuple[bool, ...] = ()
+    """Per `Block.inputs`, whether of `saved_inputs` nothing is there after the first half; empty:
+    it all is."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
     tail_s: float = 0.0
@@ -198,6 +201,7 @@ class BlockCost:
             again_s=max(0.0, remade_s - comm_remade_s),
             saved_bytes=0,
             saved_inputs=self.input_bytes,
+            released_inputs=(),
             saved_outputs=(0,) * len(self.saved_outputs),
             remade_bytes=self.remade_bytes + self.saved_bytes + sum(self.saved_outputs),
             halved_bytes=halved_bytes,
@@ -390,10 +394,10 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         most_alone = min(most, alone.most)
         eased = Eased(most - most_alone, most_alone - alone.growing, alone.adding)
         cost = replace(cost, leaving=eased)
-    return _in_halves(cost, split_room(walk, saved, left, block, exit_places))
+    return _in_halves(cost, block, split_room(walk, saved, left, block, exit_places))
 
 
-def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
+def _in_halves(cost: BlockCost, block: Block, halves: SplitRoom) -> BlockCost:
     """The same with what the halves of its backward have."""
     return replace(
         cost, halved_bytes=halves.kept - halves.released,
@@ -402,6 +406,7 @@ def _in_halves(cost: BlockCost, halves: SplitRoom) -> BlockCost:
         second_late_bytes=halves.late,
         released_bytes=halves.released,
         released_outputs=halves.released_outputs,
+        released_inputs=tuple([name in halves.leaves for name in block.inputs]),
     )  # fmt: skip
 
 

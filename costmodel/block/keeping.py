@@ -291,6 +291,7 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
             0,
             cost.saved_bytes - found.remade_bytes - found.freed_bytes - away + found.held_bytes,
         ),
+        released_inputs=(),
         saved_inputs=_held(makers, found, block.inputs, cost.saved_inputs, cost.input_bytes),
         saved_outputs=_held(makers, found, block.outputs, cost.saved_outputs, cost.output_bytes),
         remade_bytes=found.remade_bytes + found.freed_bytes,

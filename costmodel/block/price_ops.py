@@ -222,7 +222,8 @@ class Walk(Trace):
             later += gathered
             in_backward = operands + beside + max(later, before) + local.output_bytes
             self.in_backward = max(self.in_backward, in_backward, least)
-        inside = ahead * facts(step.op.target).inside_to_end
+        beside_all = facts(step.op.target).inside_to_end or self._shared(step) is not None
+        inside = ahead * beside_all
         adding, halves = self._in_pieces(step, local)
         self.rooms.append(OpRoom(
             beside + later, least, before and beside + before, inside, adding, halves, gathered,
@@ -287,6 +288,8 @@ class Walk(Trace):
 
     def _inside_forward(self, step: OpStep, local: LocalOp) -> int:
         """Of an operator that torch's forward writes as several kernels."""
+        if shared := self._shared(step):
+            return shared[0]
         count = facts(local.target).forward_inside
         if count is None or self.site.run_as is not USUAL:
             return 0
@@ -354,9 +357,8 @@ class Walk(Trace):
         )
 
     def _shared(self, step: OpStep) -> tuple[int, int] | None:
-        """Bytes that our way of computing the op keeps in place of its first input, and has inside
-        its backward, where ranks share the batch that its results depend on; None: it is torch's.
-        """
+        """Bytes that our way of computing the op has inside its forward, and inside its backward,
+        where ranks share the batch that its results depend on; None: it is torch's."""
         count = facts(step.op.target).shared
         if count is None or not step.has_gradient or self.site.run_as is not USUAL:
             return None
@@ -556,11 +558,11 @@ class Walk(Trace):
         """Note what autograd keeps of this op, each storage once; `inside`: bytes that it keeps
         inside of it; `own`: bytes of its own in place of its results."""
         op = step.op
-        shared, widened = self._shared(step), self._widened(step, local)
+        widened = self._widened(step, local)
         for kept in step.kept:
             if own is not None and kept.name in op.outputs:
                 continue
-            if (shared or widened) and kept.name == op.inputs[0]:
+            if widened and kept.name == op.inputs[0]:
                 continue
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
@@ -570,8 +572,6 @@ class Walk(Trace):
         by_cpu = self._by_cpu(step)
         if own is not None:
             self.saved[op.name, "extra", ()] = own
-        elif shared:
-            self.saved[op.name, "extra", ()] = shared[0]
         elif by_cpu is not None:
             self.saved[op.name, "extra", ()] = by_cpu
             self._save_result(op)

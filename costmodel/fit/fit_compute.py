@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_gemms, seen_by_causal, windows
-from meshwright.costmodel.ops.op_classes import COMPUTE
-from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.cluster.device import COMPUTE, DeviceType, OpClass, OpCurve, Source
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.profile.profile import OpRecord

@@ -265,9 +265,7 @@ class BackwardGradients:
         others than its ops make, the op that makes the largest is taken to have half of the most
         that any op of the block has (`one_op`)."""
         if self.adds_copies:
-            own, again = self._group.begins[index], self._group.again
-            own += sum(again[index]) if index in again else 0
-            self.copies = ceil(self._group.exchange.read * own)
+            self.copies = ceil(self._group.exchange.read * self.begun_by(index))
             return nbytes
         if self._grows:
             own = self._group.begins[index]
@@ -283,6 +281,10 @@ class BackwardGradients:
             return nbytes + adding * (beside > 0)
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
+
+    def begun_by(self, index: int) -> int:
+        """Bytes of the gradients that a block makes."""
+        return self._group.begins[index] + sum(self._group.again.get(index, ()))
 
     def ran(self, index: int) -> int:
         """A block has run, and what it has saved is gone: gradients of copies are added to those of

@@ -426,6 +426,7 @@ class StageMemory:
         ]
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None and all([group.come for group in groups])
+        mixed = self.slots is None and not come and any([group.come for group in groups])
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]
@@ -433,7 +434,8 @@ class StageMemory:
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             # Of recorded calls all gradients of what they read are there at any time.
-            there = block.waiting * gives_back - freed
+            # The second half begins when no gradient of a value waits any more.
+            there = block.waiting * (gives_back and not second) - freed
             gathered = 0
             if ahead:
                 arriving, gathered = ahead[index]
@@ -445,7 +447,14 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            needs -= (block.second_late if second else block.late) * come
+            late = block.second_late if second else block.late
+            if mixed:
+                # Beside gradients that come late, such as of copies, others are added to those that
+                # are there: all of these at most while one op runs.
+                fewer = needs - late + sum([g.begun_by(index) for g in groups if not g.come])
+                if fewer < needs + (adding or 0):
+                    needs, adding = fewer, 0
+            needs -= late * come
             for group in reaching:
                 group.reaches(index)
             if one:

@@ -31,6 +31,8 @@ def waiting_bytes(
     made: dict[str, int] = {}
     nbytes: dict[str, int] = {}
     for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
+        # What a block makes may be read by other stages alone.
+        nbytes |= zip(block.outputs, cost.output_bytes, strict=True)
         nbytes |= zip(block.inputs, cost.input_bytes, strict=True)
         made |= dict.fromkeys(block.outputs, index)
     for name in nbytes.keys() & last.keys():

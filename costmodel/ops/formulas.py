@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, gcd, inf
 
-from meshwright.costmodel.ops.op_classes import COMPUTE
-from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.cluster.device import COMPUTE, DeviceType, OpClass, OpCurve, Source
 from meshwright.ir.graph.gemm import Gemm
 
 SOURCE_BAND: dict[Source, float] = {

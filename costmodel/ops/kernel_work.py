@@ -5,8 +5,7 @@ from math import prod
 
 from meshwright.costmodel.ops.formulas import KernelWork
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE
-from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.cluster.device import COMPUTE, OpClass
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.ops import facts

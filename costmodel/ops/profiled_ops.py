@@ -14,9 +14,8 @@ from meshwright.costmodel.ops.compute import OpTime, OpTimer, formula, with_disp
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import as_attended, forward_work
 from meshwright.costmodel.ops.local_op import LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.cluster.device import COMPUTE, DeviceType, OpClass
 from meshwright.ir.profile.profile import OpRecord, Profile
 
 _LEAST_BAND = 0.02

@@ -45,6 +45,8 @@ class StageCosts:
     """The same of the stage before."""
     shared_bytes: int
     """Of that, what both have saved: one memory."""
+    sent_as_kept: int
+    """Of what is sent or handed on, what its blocks have saved anyway: one memory."""
     back_s: float
     """Of a message with the gradients of what was sent."""
     border_back_bytes: int
@@ -148,7 +150,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     entered = left = 0
     if index:
         entered, left = [border(tables, plan, index - 1, back=back)[1] for back in (False, True)]
-    taken = handed_bytes(tables, plan, index - 1)
+    taken, handed = (handed_bytes(tables, plan, i) for i in (index - 1, index))
     return StageCosts(
         cost=cost,
         blocks=blocks,
@@ -160,9 +162,10 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         send_s=send_s,
         border_bytes=sent,
         entry_bytes=entered,
-        handed_bytes=handed_bytes(tables, plan, index),
+        handed_bytes=handed,
         taken_bytes=taken,
         shared_bytes=_shared_bytes(tables, plan, index, spot, taken) if taken else 0,
+        sent_as_kept=_sent_as_kept(tables, last, cost, blocks, sent + handed),
         back_s=back_s,
         border_back_bytes=sent_back + handed_bytes(tables, plan, index, back=True),
         entry_back_bytes=left + handed_bytes(tables, plan, index - 1, back=True),
@@ -173,6 +176,24 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         updates=runs(tables, plan, index, "bucket_update"),
         host=tables.hosts[spot.device],
     )
+
+
+def _sent_as_kept(
+    tables: CostTables, last: int, cost: StageCost, blocks: Sequence[Block], sent: int
+) -> int:
+    """Bytes of what is sent that the stage has saved, whichever of its blocks has made it, if all
+    is sent as it is."""
+    crossing = tables.crossing(last + 1) if sent else ()
+    made = [
+        (name, nbytes)
+        for block, own in zip(blocks, cost.blocks, strict=True)
+        for name, nbytes in zip(block.outputs, own.output_bytes, strict=True)
+        if name in crossing
+    ]
+    if sent != sum([nbytes for _, nbytes in made]):
+        return 0
+    kept, roots = dict(cost.kept), tables.facts.roots
+    return sum([min(nbytes, kept.get(roots[name], 0)) for name, nbytes in made])
 
 
 def _shared_bytes(tables: CostTables, plan: Plan, index: int, spot: BlockSpot, taken: int) -> int:

@@ -69,7 +69,7 @@ def stage_memory_of(
         border_back=costs.border_back_bytes,
         entry_back=costs.entry_back_bytes,
         shared=costs.shared_bytes,
-        sent_as_kept=_sent_as_kept(costs),
+        sent_as_kept=costs.sent_as_kept,
         blocks=_block_memories(costs, habits.keeps_sent),
         stops=_stops(costs),
         slots=_slots(costs, parts, held) if costs.spot.captured else None,
@@ -88,13 +88,6 @@ def stage_memory_of(
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
-
-
-def _sent_as_kept(costs: StageCosts) -> int:
-    """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
-    last = costs.cost.blocks[-1]
-    sent = costs.border_bytes + costs.handed_bytes
-    return last.kept_outputs if sent == sum(last.output_bytes) else 0
 
 
 def _no_layers(costs: StageCosts) -> frozenset[int]:
@@ -178,7 +171,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, read, passing, waiting) in enumerate(
+    for index, (cost, saved, entering, read, passing, waiting, released) in enumerate(
         zip(
             own.blocks,
             own.block_saved,
@@ -186,16 +179,18 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
             own.block_read,
             own.block_passing,
             own.block_waiting,
+            own.block_released,
             strict=True,
         )
     ):
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
+        released = max(0, released - costs.shared_bytes * (index == 0))
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, read, passing, before, given, waiting
+        key = id(cost), saved, entering, read, passing, before, given, waiting, released
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -214,10 +209,13 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
                 one_op=one_op,
-                halved=cost.halved_bytes,
+                halved=cost.halved_bytes - released,
                 given=given,
                 waiting=waiting,
-                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before,
+                halving=_known(cost.halving_bytes, cost.workspace_bytes)
+                + released
+                + moved
+                + before,
                 second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
                 + moved
                 + before,

@@ -186,8 +186,8 @@ class OpFacts:
     by_batch: bool = False
     """A rank calls something else where replicas share the batch."""
     shared: CountShared | None = None
-    """What that keeps for the backward in place of its first input, and has there inside; None:
-    what torch's own keeps and has."""
+    """What that has inside of its forward, beside operands and results, and inside of its backward;
+    None: what torch's own has."""
     redrawn: bool = False
     """What autograd keeps inside of it is random: our kernels of GPUs draw it again instead."""
     kernel_keeps: CountKept | None = None

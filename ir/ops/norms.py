@@ -115,9 +115,12 @@ def _messages(
 
 
 def _shared(op: Op, part: CallPart) -> tuple[int, int]:
-    """Values less their mean, and those divided by the deviation if a weight multiplies them."""
+    """All is computed in float32 or wider: the result before it is cast, and in the backward the
+    values less their mean, which become their gradient, times the gradient that is given."""
     nbytes = prod(part.shapes[0]) * max(part.width, 4)
-    return nbytes * (1 + bool(slots(op, "weight"))), 2 * nbytes
+    narrow = prod(part.shapes[0]) * part.width
+    is_cast, wants = part.width < 4, part.wanted[0]
+    return nbytes * is_cast, 2 * nbytes - narrow * wants
 
 
 def _root_mean_square(op: Op, part: CallPart) -> int:

@@ -7,8 +7,8 @@ from meshwright.codegen.lower.local import form_of
 from meshwright.costmodel.block.price_ops import PricedOp
 from meshwright.costmodel.ops.keys import op_key
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify
-from meshwright.ir.cluster.device import OpClass
+from meshwright.costmodel.ops.op_classes import classify
+from meshwright.ir.cluster.device import COMPUTE, OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Ref
 from meshwright.ir.graph.op_site import Form, In, OpSite
 from meshwright.ir.plan.plan import BlockLayout

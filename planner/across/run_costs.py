@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -64,6 +66,9 @@ class RunWork(NamedTuple):
     """Of `saved_bytes`, what the last block has: its gradients go when that has gone."""
     leaving_bytes: Matrix
     """Of `saved_bytes`, what leaves the last block: where it is sent on, it is there once."""
+    made_bytes: Matrix
+    """At least what is sent on and no earlier block has made, each of which may have saved what it
+    made; infinite where earlier ones have made nothing of what crosses."""
 
 
 class RunCosts:
@@ -269,7 +274,19 @@ class RunCosts:
             self.of(_growing(every)),
             self.of(_last([c.saved_bytes for c in every])),
             self.of(_last([c.kept_outputs for c in every])),
-        )
+            self.of(_last([
+                inf if alone else sum(c.output_bytes)
+                for c, alone in zip(every, self._alone, strict=True)
+            ])),
+        )  # fmt: skip
+
+    @cached_property
+    def _alone(self) -> Sequence[bool]:
+        """Of each block, whether all that crosses after it is what it has made."""
+        crossing = map(self.problem.tables.crossing, range(1, len(self.blocks) + 1))
+        return [
+            {*names} <= {*own.outputs} for names, own in zip(crossing, self.blocks, strict=True)
+        ]
 
     def _prelude(self, at: At) -> tuple[float, float]:
         """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
@@ -431,7 +448,7 @@ def _growing(costs: Sequence[BlockCost]) -> Matrix:
     return found
 
 
-def _last(figures: Sequence[int]) -> Matrix:
+def _last(figures: Sequence[float]) -> Matrix:
     """Of each run, the figure of its last block."""
     size = len(figures) + 1
     found: Matrix = np.triu(np.broadcast_to([0.0, *figures], (size, size)), 1)

@@ -244,7 +244,7 @@ class StageTables:
             device, self.problem.tables.profile, self.problem.graph.fingerprint
         )
         beyond = 1.0 + holes.moving
-        apart = np.maximum(0.0, leaves - work.leaving_bytes)
+        apart = np.maximum(0.0, np.minimum(leaves, work.made_bytes) - work.leaving_bytes)
         flight = (work.saved_bytes + apart) * beyond
         exchanges = [own.exchange for own in groups]
         reduces = any([one.reduces_blocks for one in exchanges])

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from meshwright.costmodel.ops.compute import KeptTimes, kept_inside_bytes
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, class_of
+from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.cluster.device import COMPUTE, DeviceType, OpClass
 from meshwright.ir.graph.graph import Kind, Op, Tensor
 from meshwright.ir.kernels import KERNELS, check_kernels
 from meshwright.ir.styles import style

@@ -99,7 +99,7 @@ def compile(
     check_model(plan, graph)
     check_identity(identity(plan, graph, model, tune))
     check_compiler(plan, chosen.type)
-    programs = lower(graph, plan, rank())
+    programs = lower(graph, plan, rank(), chosen.type)
     chosen_optimizer = optimizer or planned_choice(plan)
     check_planned(plan, optimizer)
     checking = Checking.of(

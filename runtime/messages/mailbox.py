@@ -77,6 +77,8 @@ class Mailbox:
         for message in self._leaving[border, name, gradient, microbatch]:
             value, samples = self._end(message, at_target=False)
             dtype = getattr(torch, value.dtype)
+            if not gradient and torch.promote_types(x.dtype, dtype) != dtype:
+                raise TypeError(f"{name} is {x.dtype}, and would be rounded to {dtype} on its way")
             laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
             piece = _piece(laid, value, samples, message.transfer.source_span)
             piece = settled(piece.to(dtype)).contiguous()

@@ -94,6 +94,8 @@ class StageModule(nn.Module):
         self._kept_names = read | self._relayed
         self._sent = {value.name for value in program.sends} | {program.loss}
         self._received = {value.name for value in program.receives}
+        self._through = _first_readers(program)
+        """Call -> what the stage has received that no call before it reads."""
         self._captured: CapturedCalls | None = None
         if recorder is not None:
             self._captured = CapturedCalls(self._blocks, comm, self._casts, recorder)
@@ -531,14 +533,14 @@ class StageModule(nn.Module):
             gradients.pop(name, None)
             if name not in self._received:
                 _without_gradient(tape.leaves.pop(name, None))
+        for name in self._through.get(index, ()):  # its gradient waits for the others without it
+            tape.received[name] = _gradient_of(tape.leaves.pop(name))
 
     def _received_gradients(self, tape: StageTape) -> dict[str, Tensor]:
         found = {}
-        for value in self.program.receives:
-            if value.requires_grad:
-                leaf = tape.leaves.pop(value.name)
-                found[value.name] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-                _without_gradient(leaf)
+        for name in (value.name for value in self.program.receives if value.requires_grad):
+            leaf = tape.leaves.pop(name, None)
+            found[name] = tape.received.pop(name) if leaf is None else _gradient_of(leaf)
         return found
 
     def _ahead(self, order: Sequence[int], position: int) -> Sequence[int]:
@@ -564,6 +566,26 @@ def made_of(taking: Taking) -> dict[str, Tensor]:
         except StopIteration as over:
             made: dict[str, Tensor] = over.value
             return made
+
+
+def _first_readers(program: StageProgram) -> Mapping[int, Sequence[str]]:
+    """Call -> values with a gradient that come from other stages, of which it is the first reader.
+    Those of the first call stay to the end of the backward anyway."""
+    first: dict[str, int] = {}
+    for index, call in enumerate(program.calls):
+        first = dict.fromkeys(call.inputs, index) | first
+    found: dict[int, list[str]] = {}
+    for value in program.receives:
+        if value.requires_grad and first.get(value.name):
+            found.setdefault(first[value.name], []).append(value.name)
+    return found
+
+
+def _gradient_of(leaf: Tensor) -> Tensor:
+    """That of a leaf which nothing reads any more, zeros if it got none."""
+    gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+    _without_gradient(leaf)
+    return gradient
 
 
 def _without_gradient(leaf: Tensor | None) -> None:

@@ -28,6 +28,8 @@ class StageTape:
 
     leaves: dict[str, Tensor] = field(default_factory=dict)
     """Differentiable values that blocks of the stage read, or that it passes on."""
+    received: dict[str, Tensor] = field(default_factory=dict)
+    """Gradients of what the stage has received and no more of its blocks will read."""
     values: dict[str, Tensor] = field(default_factory=dict)
     """Other values that a block reads which runs again as one."""
     outputs: list[list[Output]] = field(default_factory=list)

@@ -6,9 +6,8 @@ import pytest
 
 from meshwright.costmodel.fit.fit_compute import KernelTiming
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
-from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import OpClass, OpCurve
+from meshwright.ir.cluster.device import COMPUTE, OpClass, OpCurve
 from meshwright.profiling.measure_local import (
     _LEAST_S,
     _PIECES,

@@ -273,7 +273,7 @@ def _be_careless(loss: Tensor) -> None:
 def steps(plan: Plan, graph: Graph, rank: int, count: int, *, careless: bool = False) -> Seen:
     """Takes steps of one rank, each with the next batch ahead; what the first waits for, which
     makes what all others use, is left out. `careless`: a user's loop does what waits."""
-    programs = lower(graph, plan, rank)
+    programs = lower(graph, plan, rank, "cuda")
     with fake_gpu(plan.world_size, rank) as waits:
         job = fake_job(plan, graph, rank, programs)
 
