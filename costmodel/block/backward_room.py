@@ -169,6 +169,8 @@ def split_room(
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
             inside = halves.first if halves else max(beside - gathered, before)
+            if facts(step.op.target).fused:
+                inside = max(inside, beside + made_of.by(step)[0])
             now = live.with_kept_bytes + new + inside
             results = {roots.get(name, name) for name in step.op.outputs}
             if halves and not halves.keeps_given and facts(step.op.target).lets_go:
@@ -187,8 +189,11 @@ def split_room(
                 live.keeps(results if halves.keeps_given else ())
             elif made_of.reads(step):
                 own, parts = made_of.by(step)[0], made_of.part_bytes(step)
-                whole = _Live(made_of.gathered(step).items())
+                whole = _Live(())
+                whole.comes(made_of.gathered(step))
                 most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
+                if facts(step.op.target).fused:  # the other half's gradients are made again, and go
+                    most = max(most, own + beside + new)
                 joined, second = True, max(second, most - own - parts)
                 turns.append((made_of.place(step, block), own + parts, most - own - parts))
                 added = max(added, most)
