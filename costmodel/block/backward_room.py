@@ -168,9 +168,7 @@ def split_room(
         step, (beside, least, before, _, _, halves, gathered) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
-            inside = halves.first if halves else max(beside - gathered, before)
-            if facts(step.op.target).fused:
-                inside = max(inside, beside + made_of.by(step)[0])
+            inside = halves.first if halves else before or beside - gathered
             now = live.with_kept_bytes + new + inside
             results = {roots.get(name, name) for name in step.op.outputs}
             if halves and not halves.keeps_given and facts(step.op.target).lets_go:
@@ -192,7 +190,7 @@ def split_room(
                 whole = _Live(())
                 whole.comes(made_of.gathered(step))
                 most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
-                if facts(step.op.target).fused:  # the other half's gradients are made again, and go
+                if facts(step.op.target).backward_inside:  # tokens' are made again, and go
                     most = max(most, own + beside + new)
                 joined, second = True, max(second, most - own - parts)
                 turns.append((made_of.place(step, block), own + parts, most - own - parts))
