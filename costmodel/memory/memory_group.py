@@ -1,6 +1,7 @@
 """Parameters that one form keeps on a rank: what of them is gathered, and their gradients within a
 backward."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,6 +260,14 @@ class BackwardGradients:
             found += self._group.exchange.sent(send, nbytes) * (1 + got)
         return ceil(found)
 
+    def there_bytes(self, index: int) -> int:
+        """Bytes that are there of gradients before a block makes its own, as ops make them; more
+        than any block has where that is not known."""
+        group = self._group
+        if index in group.again or group.exchange.made != 1.0:
+            return sys.maxsize * (index in group.again or group.begins[index] > 0)
+        return group.begins[index]
+
     def run(self, index: int, nbytes: int, one_op: int, adding: int | None = None) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, by `adding`,
         where gradients are added to those that are there. Where that is not known, or they are
@@ -280,7 +289,7 @@ class BackwardGradients:
             return nbytes
         beside = self._group.beside[index]
         if adding is not None and self._group.exchange.made == 1.0:
-            return nbytes + adding * (beside > 0)
+            return nbytes + min(adding, max(self._group.begins[index], beside))
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
 

@@ -425,7 +425,8 @@ class StageMemory:
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
-        come = self.slots is None and all([group.come for group in groups])
+        come = self.slots is None
+        there_before = [group for group in groups if not group.come]
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]
@@ -445,7 +446,8 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            needs -= (block.second_late if second else block.late) * come
+            if come and (late := block.second_late if second else block.late):
+                needs -= max(0, late - sum([group.there_bytes(index) for group in there_before]))
             for group in reaching:
                 group.reaches(index)
             if one:
