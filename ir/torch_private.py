@@ -138,8 +138,8 @@ def backward_node() -> Any:
 
 
 def backward_reaches(nodes: Iterable[Any]) -> bool:
-    """Whether the backward that runs goes on to one of these nodes of autograd. True where torch does
-    not say: outside of a backward, and of leaves whose gradients somebody gets as results."""
+    """Whether the backward that runs goes on to one of these nodes of autograd. True where torch
+    does not say: outside of a backward, and of leaves whose gradients somebody gets as results."""
     asked = getattr(torch._C, "_will_engine_execute_node", None)
     try:
         return asked is None or any([asked(node) for node in nodes])

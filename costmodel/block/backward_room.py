@@ -340,8 +340,8 @@ class _WeightGradients:
         return bool(self._of(step) or self.gathered(step))
 
     def gathered(self, step: OpStep) -> dict[str, int]:
-        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than the
-        op reads them: it is no parameter's gradient before it is moved."""
+        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than
+        the op reads them: it is no parameter's gradient before it is moved."""
         return {
             self._roots.get(name, name): self._elements[operand.value] * operand.own_width
             for name, operand in self._moved(step)
@@ -349,7 +349,9 @@ class _WeightGradients:
 
     def part_bytes(self, step: OpStep) -> int:
         """Returns bytes of these once they lie as the parameters do."""
-        return sum([_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)])
+        return sum(
+            [_stored_bytes(self._walk, name, operand) for name, operand in self._moved(step)]
+        )
 
     def cast_before(self, step: OpStep) -> int:
         """Returns the most that one of these takes in the dtype that the op computes in."""

@@ -268,11 +268,19 @@ class BackwardGradients:
             return sys.maxsize * (index in group.again or group.begins[index] > 0)
         return group.begins[index]
 
-    def run(self, index: int, nbytes: int, one_op: int, adding: int | None = None) -> int:
+    def run(
+        self,
+        index: int,
+        nbytes: int,
+        one_op: int,
+        adding: int | None = None,
+        others_come: bool = False,
+    ) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, by `adding`,
-        where gradients are added to those that are there. Where that is not known, or they are
-        others than its ops make, the op that makes the largest is taken to have half of the most
-        that any op of the block has (`one_op`)."""
+        where gradients are added to those that are there, or by the largest of the group if those
+        of others are added to none (`others_come`). Where that is not known, or they are others
+        than its ops make, the op that makes the largest is taken to have half of the most that any
+        op of the block has (`one_op`)."""
         if self.adds_copies:
             own, again = self._group.begins[index], self._group.again
             own += sum(again[index]) if index in again else 0
@@ -289,7 +297,7 @@ class BackwardGradients:
             return nbytes
         beside = self._group.beside[index]
         if adding is not None and self._group.exchange.made == 1.0:
-            return nbytes + min(adding, max(self._group.begins[index], beside))
+            return nbytes + (min(adding, beside) if others_come else adding * (beside > 0))
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
 

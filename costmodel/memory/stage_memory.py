@@ -427,6 +427,7 @@ class StageMemory:
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None
         there_before = [group for group in groups if not group.come]
+        mixed = come and 0 < len(there_before) < len(groups)
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]
@@ -454,7 +455,9 @@ class StageMemory:
                 workspace = one.run(index, needs, one_op, adding)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, needs, one_op, adding) for group in groups])
+                workspace = max(
+                    [group.run(index, needs, one_op, adding, mixed) for group in groups]
+                )
                 whole, moving = _sum(groups)
             if copied:
                 workspace += sum([group.copies for group in copied])
