@@ -103,9 +103,9 @@ class StageCost:
     """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
     block keeps."""
     block_read: tuple[int, ...] = ()
-    """Where a backward runs in halves, bytes that go with a block's second half and of `block_saved`
-    are an earlier one's, less those that go with a later one's: what a block reads and the one that
-    made it does not keep."""
+    """Where a backward runs in halves, bytes that go with a block's second half and of
+    `block_saved` are an earlier one's, less those that go with a later one's: what a block reads
+    and the one that made it does not keep."""
     block_passing: tuple[int, ...] = ()
     """What is there as a block's forward runs and goes with the last one that reads it: values of
     the prelude that none keeps."""

@@ -137,6 +137,16 @@ def backward_node() -> Any:
     return torch._C._current_autograd_node() if inside else None
 
 
+def backward_reaches(nodes: Iterable[Any]) -> bool:
+    """Whether the backward that runs goes on to one of these nodes of autograd. True where torch
+    does not say: outside of a backward, and of leaves whose gradients somebody gets as results."""
+    asked = getattr(torch._C, "_will_engine_execute_node", None)
+    try:
+        return asked is None or any([asked(node) for node in nodes])
+    except RuntimeError:
+        return True
+
+
 def uses(tensor: Any) -> tuple[int, int]:
     """How many have the tensor, and its memory, on torch's side."""
     return tensor._use_count(), torch._C._storage_Use_Count(key_of(tensor.untyped_storage()))

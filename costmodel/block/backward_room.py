@@ -173,7 +173,7 @@ def split_room(
         step, (beside, least, before, _, _, halves, gathered) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
-            inside = halves.first if halves else max(beside - gathered, before)
+            inside = halves.first if halves else before or beside - gathered
             now = live.with_kept_bytes + new + inside
             results = {roots.get(name, name) for name in step.op.outputs}
             if halves and not halves.keeps_given and facts(step.op.target).lets_go:
@@ -192,8 +192,11 @@ def split_room(
                 live.keeps(results if halves.keeps_given else ())
             elif made_of.reads(step):
                 own, parts = made_of.by(step)[0], made_of.part_bytes(step)
-                whole = _Live(made_of.gathered(step).items())
+                whole = _Live(())
+                whole.comes(made_of.gathered(step))
                 most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
+                if facts(step.op.target).backward_inside:  # tokens' are made again, and go
+                    most = max(most, own + beside + new)
                 joined, second = True, max(second, most - own - parts)
                 turns.append((made_of.place(step, block), own + parts, most - own - parts))
                 added = max(added, most)
@@ -353,8 +356,8 @@ class _WeightGradients:
         return bool(self._of(step) or self.gathered(step))
 
     def gathered(self, step: OpStep) -> dict[str, int]:
-        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than the
-        op reads them: it is no parameter's gradient before it is moved."""
+        """Parameter -> bytes of its gradient as an op makes it, of those that lie otherwise than
+        the op reads them: it is no parameter's gradient before it is moved."""
         return {
             self._roots.get(name, name): self._elements[operand.value] * operand.own_width
             for name, operand in self._moved(step)

@@ -1,6 +1,7 @@
 """Parameters that one form keeps on a rank: what of them is gathered, and their gradients within a
 backward."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,11 +260,27 @@ class BackwardGradients:
             found += self._group.exchange.sent(send, nbytes) * (1 + got)
         return ceil(found)
 
-    def run(self, index: int, nbytes: int, one_op: int, adding: int | None = None) -> int:
+    def there_bytes(self, index: int) -> int:
+        """Bytes that are there of gradients before a block makes its own, as ops make them; more
+        than any block has where that is not known."""
+        group = self._group
+        if index in group.again or group.exchange.made != 1.0:
+            return sys.maxsize * (index in group.again or group.begins[index] > 0)
+        return group.begins[index]
+
+    def run(
+        self,
+        index: int,
+        nbytes: int,
+        one_op: int,
+        adding: int | None = None,
+        others_come: bool = False,
+    ) -> int:
         """A block that needs so much beside what it saved; what it needs in all: more, by `adding`,
-        where gradients are added to those that are there. Where that is not known, or they are
-        others than its ops make, the op that makes the largest is taken to have half of the most
-        that any op of the block has (`one_op`)."""
+        where gradients are added to those that are there, or by the largest of the group if those
+        of others are added to none (`others_come`). Where that is not known, or they are others
+        than its ops make, the op that makes the largest is taken to have half of the most that any
+        op of the block has (`one_op`)."""
         if self.adds_copies:
             self.copies = ceil(self._group.exchange.read * self.begun_by(index))
             return nbytes
@@ -278,7 +295,7 @@ class BackwardGradients:
             return nbytes
         beside = self._group.beside[index]
         if adding is not None and self._group.exchange.made == 1.0:
-            return nbytes + adding * (beside > 0)
+            return nbytes + (min(adding, beside) if others_come else adding * (beside > 0))
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
 

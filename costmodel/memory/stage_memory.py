@@ -425,8 +425,8 @@ class StageMemory:
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
-        come = self.slots is None and all([group.come for group in groups])
-        mixed = self.slots is None and not come and any([group.come for group in groups])
+        come = self.slots is None
+        there_before = [group for group in groups if not group.come]
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]
@@ -447,21 +447,17 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            late = block.second_late if second else block.late
-            if mixed:
-                # Beside gradients that come late, such as of copies, others are added to those that
-                # are there: all of these at most while one op runs.
-                fewer = needs - late + sum([g.begun_by(index) for g in groups if not g.come])
-                if fewer < needs + (adding or 0):
-                    needs, adding = fewer, 0
-            needs -= late * come
+            if come and (late := block.second_late if second else block.late):
+                needs -= max(0, late - sum([group.there_bytes(index) for group in there_before]))
             for group in reaching:
                 group.reaches(index)
             if one:
                 workspace = one.run(index, needs, one_op, adding)
                 whole, moving = one.gradients, one.moving
             else:
-                workspace = max([group.run(index, needs, one_op, adding) for group in groups])
+                workspace = max(
+                    [group.run(index, needs, one_op, adding, mixed) for group in groups]
+                )
                 whole, moving = _sum(groups)
             if copied:
                 workspace += sum([group.copies for group in copied])

@@ -24,6 +24,7 @@ from meshwright.ir.graph.own_operators import LIBRARY
 from meshwright.ir.graph.scaled_groups import fits, outer
 from meshwright.ir.graph.scaled_groups import product as made_of
 from meshwright.ir.precision import Scaling
+from meshwright.ir.torch_private import backward_reaches
 
 Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
@@ -348,8 +349,15 @@ class _Experts(torch.autograd.Function):
         inputs, grads = list(ctx.others), [None] * len(ctx.others)
         for place, tensor in zip(ctx.places, tensors, strict=True):
             inputs[place] = tensor
-        made = torch.ops.meshwright.experts_backward(grad, product, *inputs)
         trained = [place for place in ctx.places if Operands._fields[place] != "top_k_index"]
+        nodes = dict(zip(ctx.places, [node for node, _ in ctx.next_functions], strict=True))
+        tokens, weights = trained[:2], trained[2:]
+        # The first half of a backward that is split wants gradients of tokens alone.
+        if backward_reaches([nodes[place] for place in weights if nodes[place] is not None]):
+            made = torch.ops.meshwright.experts_backward(grad, product, *inputs)
+        else:
+            made = torch.ops.meshwright.experts_backward_tokens(grad, product, *inputs)[:2]
+            trained = tokens
         for place, one in zip(trained, made, strict=True):
             grads[place] = one
         return tuple(grads)

@@ -97,9 +97,9 @@ class _First:
         self.most = self._done = 0
 
     def layer(self, passes: Sequence[Pass], has_next: bool, has_previous: bool) -> None:
-        """Directions run one by one. When all steps have run, gates' gradients are put together, and
-        are there twice; nothing else goes but the gradient of the layer's result, which the next
-        one has made and steps have read."""
+        """Directions run one by one. When all steps have run, gates' gradients are put together,
+        and are there twice; nothing else goes but the gradient of the layer's result, which the
+        next one has made and steps have read."""
         sizes = self._sizes
         for index, one in enumerate(passes):
             self._reach(sizes.gates(one))

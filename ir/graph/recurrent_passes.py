@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.graph.op_facts import CallPart, Shape
 from meshwright.ir.graph.rules import given, slots
 

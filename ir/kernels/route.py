@@ -7,7 +7,7 @@ without atomic additions: the same bits every time. Each is the other's gradient
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,9 +35,24 @@ def out_reference(x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
 
 def home_reference(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
     """Per token the sum of its rows."""
-    held = rows.to(held_dtype(rows.dtype))
-    summed = held.new_zeros(places.shape[1], *rows.shape[1:]).index_add_(0, tokens, held)
-    return summed.to(rows.dtype)
+    apply: Callable[..., Tensor] = _Home.apply
+    return apply(rows, tokens, places.shape[1])
+
+
+class _Home(torch.autograd.Function):
+    """Keeps no rows: torch's own sum keeps them for their shape."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(tokens)
+        held = rows.to(held_dtype(rows.dtype))
+        summed = held.new_zeros(count, *rows.shape[1:]).index_add_(0, tokens, held)
+        return summed.to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        return grad.index_select(0, tokens), None, None
 
 
 @jit

@@ -137,8 +137,8 @@ def _root_mean_square(op: Op, part: CallPart) -> int:
 
 
 def _root_mean_square_halves(op: Op, part: CallPart) -> CallHalves | None:
-    """Nothing that the forward kept goes. The product with the weight is one of these operators, and
-    has the gradient of its result, which was cast if values are narrow."""
+    """Nothing that the forward kept goes. The product with the weight is one of these operators,
+    and has the gradient of its result, which was cast if values are narrow."""
     if part.device_kind != "cpu":
         return None
     weights = sum([prod(part.shapes[i]) for i in slots(op, "weight")])
