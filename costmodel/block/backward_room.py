@@ -61,7 +61,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             made, passed, new = _made_by(walk, step, roots, live)
             own, again = made_of.by(step)
             narrow, widest = made_of.cast_by(step)
-            beside, least, before, _ = pairs[number][1]
+            beside, least, before, *_ = pairs[number][1]
             beside += _of_unused_parts(step, elements, lambda n: live.has(roots.get(n, n)))
             now = live.nbytes + new + beside
             now = (max(now, least) if least else now) + again
@@ -156,7 +156,7 @@ def split_room(
         if not number:
             break
         number -= 1
-        step, (beside, least, before, _) = pairs[number]
+        step, (beside, least, before, *_) = pairs[number]
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
             now = live.with_kept_bytes + new + max(beside, before)

@@ -83,6 +83,8 @@ class OpRoom(NamedTuple):
     """As `beside`, before there are gradients of its parameters; 0: never more."""
     ahead: int = 0
     """Inside of its forward, beside all that this keeps."""
+    alone: int = 0
+    """Inside of its forward, beside its operands and results."""
 
 
 @dataclass
@@ -96,6 +98,8 @@ class Walk(Trace):
     tape: Tape = field(default_factory=list)
     """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
+    to_end: int = 0
+    """Of it, in the forward of ops that have something inside until they end."""
     in_backward: int = 0
     """The same with what is there inside backwards alone."""
     logits: int = 0
@@ -196,7 +200,7 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
+        beside, least, later, before, ahead, own, alone = 0, 0, 0, 0, 0, None, 0
         if step.op_class is not OpClass.VIEW:
             operands = self._operand_bytes(step, local)
             # In backward the gradients of gathered parameters take the same room.
@@ -208,6 +212,7 @@ class Walk(Trace):
             least = self._loss_bytes(step, local)
             at_once = operands + beside + max(early, late) + local.output_bytes
             ahead = self._inside_forward(step, local)
+            alone = beside + ahead
             self.workspace = max(self.workspace, at_once + ahead, least)
             later = self._temporaries(step, local) + late
             before = self._temporaries_before(step, local) + early
@@ -215,11 +220,13 @@ class Walk(Trace):
             self.in_backward = max(self.in_backward, in_backward, least)
         beside_all = facts(step.op.target).inside_to_end or self._shared(step) is not None
         inside = ahead * beside_all
-        self.rooms.append(OpRoom(beside + later, least, before and beside + before, inside))
+        room = OpRoom(beside + later, least, before and beside + before, inside, alone)
+        self.rooms.append(room)
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+            self.to_end = max(self.to_end, there + ahead)
 
     def _share(self, step: OpStep) -> float:
         """What this rank's micro-batch has of the op's work."""

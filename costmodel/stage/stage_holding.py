@@ -199,7 +199,8 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 # while its block runs, and while the next one does.
                 forward=max(
                     saved + moved + cost.freed_bytes,
-                    cost.workspace_bytes,
+                    # What enters is there anyway, and an op that reads it counts it again.
+                    cost.workspace_bytes * (not cost.forward_bytes),
                     cost.forward_bytes + entering,
                 )
                 + before
