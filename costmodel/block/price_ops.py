@@ -41,7 +41,7 @@ from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_
 from meshwright.ir.graph.op_facts import CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.rules import input_shapes
-from meshwright.ir.graph.temporaries import temporaries
+from meshwright.ir.graph.temporaries import is_sum, temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
@@ -315,9 +315,19 @@ class Walk(Trace):
             return count(step.op, self._part(step, local))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
+        wide = self._cast_back_bytes(step)
         if not values and not flags:
+            return wide
+        return wide + max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+
+    def _cast_back_bytes(self, step: OpStep) -> int:
+        """Gradients of operands that are narrower than what the op makes of them are as wide as
+        that, until all of the op's are made and they are cast; a sum hands on what it is given."""
+        ((value, width), *_) = step.outputs
+        if step.op_class is not OpClass.ELEMENTWISE or len(step.inputs) < 2 or is_sum(step.op):
             return 0
-        return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+        narrow = [i for i in step.inputs if i.requires_grad and i.width < width and not i.is_cast]
+        return len(narrow) * self.local.elements[value] * width
 
     def _unsaved_results(self, step: OpStep) -> int:
         """Bytes of what the op makes and nothing keeps so far."""

@@ -284,7 +284,9 @@ class RunCosts:
     def _alone(self) -> Sequence[bool]:
         """Of each block, whether all that crosses after it is what it has made."""
         crossing = map(self.problem.tables.crossing, range(1, len(self.blocks) + 1))
-        return [{*names} <= {*own.outputs} for names, own in zip(crossing, self.blocks, strict=True)]
+        return [
+            {*names} <= {*own.outputs} for names, own in zip(crossing, self.blocks, strict=True)
+        ]
 
     def _prelude(self, at: At) -> tuple[float, float]:
         """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
