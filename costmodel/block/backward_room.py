@@ -271,10 +271,11 @@ class _Live:
             return True
         return any([other != name and theirs == key for other, theirs in self._of.items()])
 
-    def lands(self, name: str) -> None:
-        """The gradient of a leaf is complete: it is copied if others have that tensor, too."""
-        if name in self._of and self._is_of_others(name):
-            nbytes = self._sizes[self._of.pop(name)]
+    def lands(self, name: str, nbytes: int) -> None:
+        """The gradient of a leaf, of so many bytes, is complete: it is copied if others have that
+        tensor, too, or it is a part of one."""
+        if name in self._of and (self._is_of_others(name) or self._sizes[self._of[name]] != nbytes):
+            self.goes([name], ())
             self.comes({name: nbytes})
 
     @property
@@ -305,21 +306,22 @@ class _Leaves:
     def __init__(self, walk: Walk, steps: Sequence[OpStep], roots: Mapping[str, str]) -> None:
         made = {roots.get(n, n) for step in steps for n in step.op.outputs}
         self._roots = roots
-        self._left = Counter([n for step in steps for n in self._read(step) if n not in made])
+        self._elements = walk.local.elements
+        self._left = Counter([n for step in steps for n, _ in self._read(step) if n not in made])
 
     def have_read(self, step: OpStep, live: _Live) -> None:
         """The backward of an op has run."""
-        for name in self._read(step):
+        for name, nbytes in self._read(step):
             if name in self._left:
                 self._left[name] -= 1
                 if not self._left[name]:
-                    live.lands(name)
+                    live.lands(name, nbytes)
 
-    def _read(self, step: OpStep) -> list[str]:
+    def _read(self, step: OpStep) -> list[tuple[str, int]]:
         if step.op_class is OpClass.VIEW:
             return []
         return [
-            self._roots.get(name, name)
+            (self._roots.get(name, name), self._elements[operand.value] * operand.gradient_width)
             for name, operand in zip(step.op.inputs, step.inputs, strict=True)
             if operand.requires_grad and not operand.is_param
         ]
