@@ -216,7 +216,11 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 + released
                 + moved
                 + before,
-                second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
+                # One that does all begins with what the block was given, which is in `halved`.
+                second=_known(
+                    cost.second_bytes,
+                    max(0, cost.workspace_bytes - cost.eased_bytes - cost.given_bytes),
+                )
                 + moved
                 + before,
                 second_adding=cost.second_adding_bytes,
