@@ -54,33 +54,30 @@ class UNet(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Narrow values, and wide ones between them, with gates by their means."""
+    """Narrow values, and wide ones between them, with gates by their means; each module is a block,
+    so that values skip some."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         wide = 4 * width
-        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "up": nn.Conv2d(width, wide, 1),
-                    "apart": nn.Conv2d(wide, wide, 3, padding=1, groups=wide),
-                    "norm": nn.GroupNorm(4, wide),
-                    "few": nn.Conv2d(wide, width, 1),
-                    "gate": nn.Conv2d(width, wide, 1),
-                    "down": nn.Conv2d(wide, width, 1),
-                }
-            )
-            for _ in range(2)
+        self.stem, self.head = nn.Conv2d(3, width, 3, stride=2, padding=1), nn.Linear(width, 10)
+        self.ups, self.gates = (
+            nn.ModuleList(nn.Conv2d(width, wide, 1) for _ in range(2)) for _ in range(2)
         )
-        self.head = nn.Linear(width, 10)
+        self.apart = nn.ModuleList(
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide) for _ in range(2)
+        )
+        self.few, self.downs = (
+            nn.ModuleList(nn.Conv2d(wide, width, 1) for _ in range(2)) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(4, wide) for _ in range(2))
 
     def forward(self, x: Tensor, classes: Tensor) -> Tensor:
         x = self.stem(x)
-        for layer in self.layers:
-            wide = F.silu(layer["norm"](layer["apart"](F.silu(layer["up"](x)))))
-            means = wide.mean((2, 3), keepdim=True)
-            x = x + layer["down"](wide * layer["gate"](F.silu(layer["few"](means))).sigmoid())
+        for i in range(2):
+            wide = F.silu(self.norms[i](self.apart[i](F.silu(self.ups[i](x)))))
+            gates = self.gates[i](F.silu(self.few[i](wide.mean((2, 3), keepdim=True))))
+            x = x + self.downs[i](wide * gates.sigmoid())
         return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), classes)
 
 
@@ -91,15 +88,15 @@ class Pyramid(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, padding=1)
         self.second, self.third = (nn.Conv2d(width, width, 3, 2, 1) for _ in range(2))
-        self.sides = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(3))
+        self.large, self.middle, self.small = (nn.Conv2d(width, width, 1) for _ in range(3))
         self.out = nn.Conv2d(3 * width, 3, 3, padding=1)
 
     def forward(self, x: Tensor, _: Tensor) -> Tensor:
         first = F.relu(self.first(x))
         second = F.relu(self.second(first))
-        third = self.sides[2](F.relu(self.third(second)))
-        second = self.sides[1](second) + F.interpolate(third, scale_factor=2.0)
-        first = self.sides[0](first) + F.interpolate(second, scale_factor=2.0)
+        third = self.small(F.relu(self.third(second)))
+        second = self.middle(second) + F.interpolate(third, scale_factor=2.0)
+        first = self.large(first) + F.interpolate(second, scale_factor=2.0)
         larger = F.interpolate(second, scale_factor=2.0, mode="bilinear")
         both = torch.cat([first, larger, F.interpolate(third, scale_factor=4.0)], 1)
         return F.mse_loss(self.out(both), x)
