@@ -441,12 +441,10 @@ class CostTables:
         spot: BlockSpot,
     ) -> list[BlockCost]:
         """Of each block; those that are alike are looked up once."""
-        tensors = self.graph.tensors
         known: dict[object, BlockCost] = {}
         found: list[BlockCost] = []
         for block, mode in zip(blocks, modes, strict=True):
-            trained = tuple([tensors[name].requires_grad for name in block.inputs])
-            key = block.pattern, trained, mode
+            key = block.pattern, self.facts.fed(block), mode
             if key not in known:
                 known[key] = self.block(block, layouts[block.pattern], spot, mode)
             found.append(known[key])

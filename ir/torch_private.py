@@ -362,8 +362,13 @@ def run_backward(roots: Sequence[Any], gradients: Sequence[Tensor]) -> None:
 
 def is_wanted(node: Any) -> bool:
     """Tells, inside a backward, whether it goes on to a node: not if it is only for the gradients
-    of others."""
-    found: bool = node is not None and torch._C._will_engine_execute_node(node)
+    of others. Of leaves `torch.autograd.grad` cannot say; they count as wanted."""
+    if node is None:
+        return False
+    try:
+        found: bool = torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
     return found
 
 

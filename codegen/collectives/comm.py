@@ -248,7 +248,7 @@ class Comm:
             return line.all_reduce(x, largest)
         start = self.meter.mark()
         result = line.all_reduce(x, largest)
-        self._metered(Primitive.ALL_REDUCE, axis, line, x, result, start)
+        self._metered(Primitive.ALL_REDUCE, axis, line, x.nbytes, result, start)
         return result
 
     def shift(self, x: Tensor, axis: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
@@ -398,6 +398,7 @@ class Comm:
     ) -> Callable[[], Tensor]:
         line = self._logged(primitive, move.axis, x)
         start = None if self.meter is None else self.meter.mark()
+        nbytes = x.nbytes  # `wait` has not x itself, which may go as soon as it is sent
         came = begin(primitive, x, line, source, target, move.keeps, move.channels_last)
         arrive = came if share == ALL else lambda: times(came(), share)
         if self.meter is None or primitive not in COMMUNICATES:
@@ -407,7 +408,7 @@ class Comm:
             assert self.meter is not None
             blocked = self.meter.mark()
             result = arrive()
-            self._metered(primitive, move.axis, line, x, result, start, blocked)
+            self._metered(primitive, move.axis, line, nbytes, result, start, blocked)
             return result
 
         return wait
@@ -444,7 +445,7 @@ class Comm:
             return run(primitive, x, line, source, target, keeps, last)
         start = self.meter.mark()
         result = run(primitive, x, line, source, target, keeps, last)
-        self._metered(primitive, axis, line, x, result, start)
+        self._metered(primitive, axis, line, x.nbytes, result, start)
         return result
 
     def _metered(
@@ -452,12 +453,12 @@ class Comm:
         primitive: Primitive,
         axis: str,
         line: Line,
-        x: Tensor,
+        nbytes: int,
         result: Tensor,
         start: Any,
         blocked: Any = None,
     ) -> None:
-        whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
+        whole = result.nbytes if primitive is Primitive.ALL_GATHER else nbytes
         if primitive is Primitive.ALL_TO_ALL:
             whole *= line.size
         self._met(primitive, axis, line, whole, start, blocked)

@@ -52,7 +52,7 @@ def run(
     their channels innermost in memory, on all ranks of the line, so they move so.
     """
     if channels_last and primitive in _MAKES:
-        ends = [_turned(part, x.ndim) for part in (source, target)]
+        ends = _turned(source, x.ndim), _turned(target, x.ndim)
         return run(primitive, x.movedim(1, -1), line, *ends, keeps).movedim(-1, 1)
     x = settled(x) if primitive in COMMUNICATES else x
     match primitive:
@@ -85,7 +85,7 @@ def begin(
 ) -> Callable[[], Tensor]:
     """Starts what `run` does; what it returns waits for that. All-to-all is over at once."""
     if channels_last and primitive in _MAKES:
-        ends = [_turned(part, x.ndim) for part in (source, target)]
+        ends = _turned(source, x.ndim), _turned(target, x.ndim)
         arrive = begin(primitive, x.movedim(1, -1), line, *ends, keeps)
         return lambda: arrive().movedim(-1, 1)
     if line.size > 1:

@@ -77,9 +77,13 @@ class _Columns(torch.autograd.Function):
             g.sum_to_size(shape) if needed and shape is not None else None
             for g, shape, needed in zip(gradients, ctx.shapes, needs[count:], strict=True)
         ]
-        found = [arrive() if arrive else None, *own]
-        typed = [None if g is None else g.to(t) for g, t in zip(found, ctx.dtypes, strict=True)]
-        return (typed[0], None, None, None, *typed[1:])
+        # Each narrow one goes as it is cast, and what was sent before what has come is.
+        own.reverse()
+        typed = [_as(own.pop(), dtype) for dtype in ctx.dtypes[1:]]
+        if arrive is None:
+            return (None, None, None, None, *typed)
+        came, arrive = arrive(), None
+        return (came.to(ctx.dtypes[0]), None, None, None, *typed)
 
 
 class _Rows(torch.autograd.Function):
@@ -117,6 +121,10 @@ class _Rows(torch.autograd.Function):
         ]
         typed = [None if g is None else g.to(t) for g, t in zip(found, ctx.dtypes, strict=True)]
         return (typed[0], None, None, None, *typed[1:])
+
+
+def _as(gradient: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if gradient is None else gradient.to(dtype)
 
 
 def _cast(x: Tensor) -> Tensor:

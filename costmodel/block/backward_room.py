@@ -12,7 +12,7 @@ from meshwright.costmodel.block.price_ops import Walk, Where
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Kind
-from meshwright.ir.graph.rules import given
+from meshwright.ir.graph.temporaries import is_sum
 from meshwright.ir.layout.layout import Partial
 from meshwright.ir.ops import facts
 
@@ -46,6 +46,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
     made_of = _WeightGradients(walk, steps)
     growing, at, late_s = -sum(to_come.values()), 0.0, _until(walk, ops)
     freed_by = _freed_by(saved, steps)
+    leaves = _Leaves(walk, steps, roots)
     live, one_op, moves = _Live(_entering(walk, left, roots)), 0, _moves_before(walk)
     for number in range(len(steps), -1, -1):
         if moved := _moved_bytes(walk, live, moves[number], roots):
@@ -97,6 +98,7 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             if now - freed - less - late > growing:
                 growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
+            leaves.have_read(step, live)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             apart = max(live.comes(made | scattered), back, made_of.cast_before(step))
             freed += freed_by[number]
@@ -156,6 +158,7 @@ def split_room(
     roots, elements = _of_gradients(walk, ops), walk.local.elements
     made_of = _WeightGradients(walk, steps)
     freed_by = list(zip(_freed_by(saved, steps), _freed_by(leaving, steps), strict=True))
+    leaves = _Leaves(walk, steps, roots)
     live, moves = _Live(_entering(walk, left, roots)), _moves_before(walk)
     given_bytes = first = live.nbytes
     # A half that runs all once more has all of the graph.
@@ -170,7 +173,9 @@ def split_room(
         if not number:
             break
         number -= 1
-        step, (beside, least, before, _, _, halves, gathered) = pairs[number]
+        step, room = pairs[number]
+        beside, least, before, *_ = room
+        halves, gathered = room.halves, room.gathered
         if step.op_class is not OpClass.VIEW or _changes_size(step, elements):
             made, passed, new = _made_by(walk, step, roots, live)
             inside = halves.first if halves else before or beside - gathered
@@ -202,6 +207,7 @@ def split_room(
                 added = max(added, most)
                 live.keeps(results)
             live.goes(results, passed)
+            leaves.have_read(step, live)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             if apart := max(live.comes(made), back):
                 first = max(first, live.with_kept_bytes + apart)
@@ -300,6 +306,13 @@ class _Live:
             return True
         return any([other != name and theirs == key for other, theirs in self._of.items()])
 
+    def lands(self, name: str, nbytes: int) -> None:
+        """The gradient of a leaf, of so many bytes, is complete: it is copied if others have that
+        tensor, too, or it is a part of one."""
+        if name in self._of and (self._is_of_others(name) or self._sizes[self._of[name]] != nbytes):
+            self.goes([name], ())
+            self.comes({name: nbytes})
+
     @property
     def kept_bytes(self) -> int:
         return sum(self._kept.values())
@@ -334,6 +347,33 @@ class _Live:
         self._of |= {name: keys[0] for name in passed if keys}
         there = {*self._of.values(), *self._entered}
         self._sizes = {key: nbytes for key, nbytes in self._sizes.items() if key in there}
+
+
+class _Leaves:
+    """What came into the block, with how many of its ops have yet to hand it a gradient."""
+
+    def __init__(self, walk: Walk, steps: Sequence[OpStep], roots: Mapping[str, str]) -> None:
+        made = {roots.get(n, n) for step in steps for n in step.op.outputs}
+        self._roots = roots
+        self._elements = walk.local.elements
+        self._left = Counter([n for step in steps for n, _ in self._read(step) if n not in made])
+
+    def have_read(self, step: OpStep, live: _Live) -> None:
+        """The backward of an op has run."""
+        for name, nbytes in self._read(step):
+            if name in self._left:
+                self._left[name] -= 1
+                if not self._left[name]:
+                    live.lands(name, nbytes)
+
+    def _read(self, step: OpStep) -> list[tuple[str, int]]:
+        if step.op_class is OpClass.VIEW:
+            return []
+        return [
+            (self._roots.get(name, name), self._elements[operand.value] * operand.gradient_width)
+            for name, operand in zip(step.op.inputs, step.inputs, strict=True)
+            if operand.requires_grad and not operand.is_param
+        ]
 
 
 class _WeightGradients:
@@ -503,8 +543,7 @@ def _alone(step: OpStep, elements: Sequence[int]) -> int:
 def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     """Whether the gradient of an operand that takes so many bytes is that of what the op makes."""
     ((value, width), *_) = step.outputs
-    plain = step.op.target == "aten.add.Tensor" and given(step.op, "alpha", 1) == 1
-    return plain and elements[value] * width == nbytes
+    return is_sum(step.op) and elements[value] * width == nbytes
 
 
 def _is_part(walk: Walk, step: OpStep, name: str, made_here: Collection[str]) -> bool:

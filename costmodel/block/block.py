@@ -331,10 +331,12 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     exits = [placements(place) for place in layout.outputs]
     # A value that two blocks keep is one piece of memory: those at the borders are told apart.
     saved = dict(walk.saved)
+    everything = sum(saved.values())
     entering = [
         max(_pop_saved(walk, saved, name, where), _left_at_border(walk, name, where))
         for name, where in zip(block.inputs, entries, strict=True)
     ]
+    entered = everything - sum(saved.values())
     kept = dict(saved)
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     left = {key: nbytes for key, nbytes in kept.items() if key not in saved}
@@ -387,7 +389,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         uncertain_s=walk.clock.uncertain_s,
         scattered_bytes=walk.clock.scattered_bytes,
         behind_s=walk.clock.behind_s,
-        forward_bytes=forward_room(walk, kept, block.inputs),
+        forward_bytes=max(forward_room(walk, kept, block.inputs), walk.to_end - entered),
     )
     if left:
         alone = backward_room(walk, kept, exit_places)

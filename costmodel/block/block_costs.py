@@ -29,6 +29,7 @@ from meshwright.costmodel.block.overlap import (
 from meshwright.costmodel.block.paired import Cut, cut_of
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
 from meshwright.costmodel.block.site import USUAL
+from meshwright.costmodel.block.value_placements import Fed
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.compute import KeptTimes, OpTime, OpTimer
 from meshwright.costmodel.ops.fused import routing_saves
@@ -88,7 +89,7 @@ class BlockSpot:
         return prod(size for _, size in self.model)
 
 
-_Kind = tuple[str, tuple[bool, ...], str]
+_Kind = tuple[str, Fed, str]
 _Id = tuple[_Kind, BlockSpot]
 _Axes = tuple[_Kind, ModelMesh, bool]
 """A block with its axes: what happens to which value does not depend on samples or replicas."""
@@ -152,8 +153,6 @@ class BlockCosts:
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
-        self._inputs: dict[str, tuple[bool, ...]] = {}
-        """Block -> which of its inputs get gradients."""
         self._hidden: dict[tuple[_Kind, BlockSpot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._routing: dict[_Id, Hidden] = {}
@@ -383,13 +382,7 @@ class BlockCosts:
         )
 
     def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:
-        # The first block of a pattern may read the batch where the others read activations.
-        trained = self._inputs.get(block.name)
-        if trained is None:
-            tensors = self._facts.graph.tensors
-            trained = tuple([tensors[name].requires_grad for name in block.inputs])
-            self._inputs[block.name] = trained
-        kind = block.pattern, trained, self.layout_key(layout)
+        kind = block.pattern, self._facts.fed(block), self.layout_key(layout)
         apart = self._apart.get(kind) and (spot.dp > 1 or not self._profile)
         return kind, self._alike_of(spot) if apart else spot
 

@@ -20,14 +20,15 @@ def forward_room(
     (`entering`), which is there anyway; `again`: keys of the ops that run again for the backward.
     """
     roots, elements = walk.facts.roots, walk.local.elements
-    there = {roots.get(name, name) for name in entering}
+    entered = frozenset([roots.get(name, name) for name in entering])
+    there = {*entered}
     keys, kept, most = set[SavedKey](), 0, 0
     last, waiting, rooms = _last_read(walk, again), dict[str, int](), iter(walk.rooms)
     for number, step in enumerate(walk.script):
         if isinstance(step, MoveStep):
             most = max(most, kept + _moved_bytes(walk, step, there))
             continue
-        ahead = next(rooms).ahead
+        room = next(rooms)
         own = {tensor.key for tensor in step.kept if tensor.key} | {(step.op.name, "extra", ())}
         new = (own & saved.keys()) - keys
         kept += sum([saved[key] for key in new])
@@ -36,17 +37,20 @@ def forward_room(
         there |= {roots.get(key[0], key[0]) for key in new if key[1] in DTYPE_BYTES}
         if step.op_class is OpClass.VIEW:
             continue
-        beside = {
-            roots.get(name, name): elements[value] * width
-            for name, value, width in [
-                *((name, i.value, i.own_width)
-                  for name, i in zip(step.op.inputs, step.inputs, strict=True) if not i.is_param),
-                *((name, *made) for name, made in zip(step.op.outputs, step.outputs, strict=False)),
-            ]
-        }  # fmt: skip
+        beside = dict[str, int]()
+        for name, value, width in [
+            *((name, i.value, i.own_width)
+              for name, i in zip(step.op.inputs, step.inputs, strict=True) if not i.is_param),
+            *((name, *made) for name, made in zip(step.op.outputs, step.outputs, strict=False)),
+        ]:  # fmt: skip
+            root = roots.get(name, name)  # of which all is there, though a view has some of it
+            most_of_it = max(beside.get(root, 0), waiting.get(root, 0))
+            beside[root] = max(most_of_it, elements[value] * width)
         at_once = {**waiting, **beside}
         others = sum([n for root, n in at_once.items() if root not in there])
-        most = max(most, kept + others + _cast_bytes(step, elements, again) + ahead)
+        casts = _cast_bytes(step, elements, again)
+        of_op = sum([n for root, n in beside.items() if root not in entered])
+        most = max(most, kept + others + casts + room.ahead, of_op + casts + room.alone)
         made = {roots.get(name, name) for name in step.op.outputs if name}
         waiting |= {root: nbytes for root, nbytes in beside.items() if root in made}
         waiting = {root: n for root, n in waiting.items() if last.get(root, 0) > number}

@@ -41,7 +41,7 @@ from meshwright.ir.graph.inner_traffic import inner_passes, inner_traffic, kept_
 from meshwright.ir.graph.op_facts import CallHalves, CallPart
 from meshwright.ir.graph.routed_graph import evenly_routed
 from meshwright.ir.graph.rules import input_shapes
-from meshwright.ir.graph.temporaries import temporaries
+from meshwright.ir.graph.temporaries import is_sum, temporaries
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand
@@ -83,6 +83,8 @@ class OpRoom(NamedTuple):
     """As `beside`, before there are gradients of its parameters; 0: never more."""
     ahead: int = 0
     """Inside of its forward, beside all that this keeps."""
+    alone: int = 0
+    """Inside of its forward, beside its operands and results."""
     adding: int | None = None
     """As `beside`, with gradients of its parameters of which each is added to another as it is
     made; None: all are made before."""
@@ -104,6 +106,8 @@ class Walk(Trace):
     tape: Tape = field(default_factory=list)
     """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
+    to_end: int = 0
+    """Of it, in the forward of ops that have something inside until they end."""
     in_backward: int = 0
     """The same with what is there inside backwards alone."""
     logits: int = 0
@@ -204,7 +208,7 @@ class Walk(Trace):
         if stops and self._keeps_results(step):
             self._send(NEEDED)
         self.flops += local.flops
-        beside, least, later, before, ahead, own = 0, 0, 0, 0, 0, None
+        beside, least, later, before, ahead, own, alone = 0, 0, 0, 0, 0, None, 0
         # In backward the gradients of gathered parameters take the same room.
         gathered = sum([elements[value] * width for value, width in step.gathered])
         if step.op_class is not OpClass.VIEW:
@@ -216,6 +220,7 @@ class Walk(Trace):
             least = self._loss_bytes(step, local)
             at_once = operands + gathered + beside + max(early, late) + local.output_bytes
             ahead = self._inside_forward(step, local)
+            alone = gathered + beside + ahead
             self.workspace = max(self.workspace, at_once + ahead, least)
             later = self._temporaries(step, local) + late
             before = self._temporaries_before(step, local) + early
@@ -226,12 +231,14 @@ class Walk(Trace):
         inside = ahead * beside_all
         adding, halves = self._in_pieces(step, local)
         self.rooms.append(OpRoom(
-            beside + later, least, before and beside + before, inside, adding, halves, gathered,
+            beside + later, least, before and beside + before, inside, alone, adding, halves,
+            gathered,
         ))  # fmt: skip
         self._save(step, local, kept, own and own[0])
         if ahead and facts(step.op.target).inside_to_end:  # beside all that is kept so far
             there = sum(self.saved.values()) + self._unsaved_results(step)
             self.workspace = max(self.workspace, there + ahead)
+            self.to_end = max(self.to_end, there + ahead)
 
     def _share(self, step: OpStep) -> float:
         """What this rank's micro-batch has of the op's work."""
@@ -320,9 +327,19 @@ class Walk(Trace):
             return count(step.op, self._part(step, local))
         spread = any(i.requires_grad and elements[i.value] < largest for i in step.inputs)
         values, flags = temporaries(step.op.target, wanted, spread)
+        wide = self._cast_back_bytes(step)
         if not values and not flags:
+            return wide
+        return wide + max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+
+    def _cast_back_bytes(self, step: OpStep) -> int:
+        """Gradients of operands that are narrower than what the op makes of them are as wide as
+        that, until all of the op's are made and they are cast; a sum hands on what it is given."""
+        ((value, width), *_) = step.outputs
+        if step.op_class is not OpClass.ELEMENTWISE or len(step.inputs) < 2 or is_sum(step.op):
             return 0
-        return max(largest, elements[step.inputs[0].value]) * (values * width + flags)
+        narrow = [i for i in step.inputs if i.requires_grad and i.width < width and not i.is_cast]
+        return len(narrow) * self.local.elements[value] * width
 
     def _unsaved_results(self, step: OpStep) -> int:
         """Bytes of what the op makes and nothing keeps so far."""

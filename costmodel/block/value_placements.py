@@ -26,13 +26,15 @@ from meshwright.ir.dtypes import (
     runtime_dtypes,
     storage_roots,
 )
-from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.paths import path
 from meshwright.ir.ops import facts
 from meshwright.ir.precision import Precision
+
+Fed = tuple[tuple[bool, str], ...]
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,24 @@ class GraphFacts:
     prelude_values: frozenset[str]
     kind: str
     """Of the devices that run it."""
+    _fed: dict[str, Fed] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, graph: Graph, precision: Precision, kind: str) -> "GraphFacts":
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
         dtypes = runtime_dtypes(graph, precision, kind)
         return cls(graph, precision, dtypes, storage_roots(graph, dtypes), values, kind)
+
+    def fed(self, block: Block) -> Fed:
+        """What blocks of one pattern may differ in: which inputs have gradients, as the first may
+        read the batch where others read activations, and in which dtypes these run, as autocast
+        may leave what the first reads narrow where a sum has made it wide for others."""
+        if block.name not in self._fed:
+            self._fed[block.name] = tuple([
+                (self.graph.tensors[name].requires_grad, self.dtypes[name])
+                for name in block.inputs
+            ])  # fmt: skip
+        return self._fed[block.name]
 
     def read_as(self, op: Op, name: str) -> str:
         """The dtype in which an op gets a value, which autocast may have cast for it."""

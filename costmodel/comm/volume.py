@@ -14,7 +14,6 @@ from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.exchange_rows import Event, Send
-from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.plan.detail import StageTraffic, TrafficPurpose
@@ -115,17 +114,12 @@ def _in_blocks(
     names = plan.stages[index].layouts
     for block, mode in zip(costs.blocks, costs.modes, strict=True):
         layout, again = names[block.pattern], mode is True
-        key = (layout, _fed(tables, block), again, costs.spot)
+        key = (layout, tables.facts.fed(block), again, costs.spot)
         if key not in walked:
             walk = tables.blocks.walk(block, plan.layout(layout), costs.spot)
             sent = _of_walk(tables, walk, plan.num_microbatches, again=again)
             walked[key] = _together(sent)
         yield from walked[key]
-
-
-def _fed(tables: CostTables, block: Block) -> tuple[bool, ...]:
-    """The first block of a pattern may read the batch where others read activations."""
-    return tuple(tables.graph.tensors[name].requires_grad for name in block.inputs)
 
 
 def _between_blocks(

@@ -427,6 +427,7 @@ class StageMemory:
         one = groups[0] if len(groups) == 1 else None
         come = self.slots is None
         there_before = [group for group in groups if not group.come]
+        mixed = come and 0 < len(there_before) < len(groups)
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]

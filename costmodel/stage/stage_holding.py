@@ -200,7 +200,8 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 # while its block runs, and while the next one does.
                 forward=max(
                     saved + moved + cost.freed_bytes,
-                    cost.workspace_bytes,
+                    # What enters is there anyway, and an op that reads it counts it again.
+                    cost.workspace_bytes * (not cost.forward_bytes),
                     cost.forward_bytes + entering,
                 )
                 + before
@@ -216,7 +217,11 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 + released
                 + moved
                 + before,
-                second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
+                # One that does all begins with what the block was given, which is in `halved`.
+                second=_known(
+                    cost.second_bytes,
+                    max(0, cost.workspace_bytes - cost.eased_bytes - cost.given_bytes),
+                )
                 + moved
                 + before,
                 second_adding=cost.second_adding_bytes,

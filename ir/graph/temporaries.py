@@ -5,6 +5,9 @@ makes a value (tools/autograd/derivatives.yaml and FunctionsManual.cpp of torch)
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshwright.ir.graph.graph import Op
+from meshwright.ir.graph.rules import given
+
 
 class Temporaries(NamedTuple):
     """How many for each element of the operator's largest tensor."""
@@ -65,3 +68,8 @@ def temporaries(target: str, wanted: Sequence[bool], spread: bool) -> Temporarie
     of_second = len(wanted) > 1 and wanted[1] and name in _OF_SECOND
     found = _OF_SECOND[name] if of_second else _OF_ONE.get(name, NONE)
     return found._replace(values=found.values + 1) if spread and name in _SUMMED else found
+
+
+def is_sum(op: Op) -> bool:
+    """Tells whether gradients of an operator's operands are that of its result."""
+    return op.target == "aten.add.Tensor" and given(op, "alpha", 1) == 1

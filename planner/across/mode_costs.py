@@ -59,12 +59,10 @@ class ModeCosts:
 
     def _line(self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str) -> _Ends:
         """At the fewest samples, and at many."""
-        tensors = self.problem.graph.tensors
-        trained = tuple(tensors[name].requires_grad for name in block.inputs)
         key = (
             block.pattern,
             mode,
-            trained,
+            self.problem.tables.facts.fed(block),
             self.problem.tables.blocks.layout_key(layout),
             spot.device,
         )

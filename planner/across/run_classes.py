@@ -125,10 +125,9 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
 
 def kind_of_block(problem: Problem, block: Block) -> tuple[object, ...]:
     """What the cost of a block depends on besides its layout and where it runs."""
-    tensors = problem.graph.tensors
-    trained = tuple(tensors[name].requires_grad for name in block.inputs)
-    prelude = tuple(name in problem.tables.facts.prelude_values for name in block.inputs)
-    return block.pattern, trained, prelude
+    facts = problem.tables.facts
+    prelude = tuple(name in facts.prelude_values for name in block.inputs)
+    return block.pattern, facts.fed(block), prelude
 
 
 def _links(problem: Problem, blocks: tuple[Block, ...]) -> list[_Link]:

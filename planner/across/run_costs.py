@@ -276,12 +276,12 @@ class RunCosts:
             self.of(_last([c.kept_outputs for c in every])),
             self.of(_last([
                 inf if alone else sum(c.output_bytes)
-                for c, alone in zip(every, self._alone, strict=True)
+                for c, alone in zip(every, self._makes_all, strict=True)
             ])),
         )  # fmt: skip
 
     @cached_property
-    def _alone(self) -> Sequence[bool]:
+    def _makes_all(self) -> Sequence[bool]:
         """Of each block, whether all that crosses after it is what it has made."""
         crossing = map(self.problem.tables.crossing, range(1, len(self.blocks) + 1))
         return [
