@@ -26,7 +26,7 @@ from meshwright.ir.kernels.route import (
     route_home,
     route_out,
 )
-from meshwright.ir.torch_private import run_backward
+from meshwright.ir.torch_private import backward_reaches, run_backward
 
 _Rows = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -132,6 +132,10 @@ class _ExpertsHere(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(inputs)
         found[0], found[2] = to_hidden, to_scale
         weights = [place for place in ctx.places if place > 2]
+        nodes = dict(zip(ctx.places, [node for node, _ in ctx.next_functions], strict=True))
+        # The first half of a backward that is split wants gradients of tokens alone.
+        if not backward_reaches([nodes[place] for place in weights if nodes[place] is not None]):
+            return tuple(found)
 
         def made() -> list[Tensor]:
             several: list[Tensor] = torch.ops.meshwright.experts_backward_weights(

@@ -448,8 +448,10 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            if come and (late := block.second_late if second else block.late):
-                needs -= max(0, late - sum([group.there_bytes(index) for group in there_before]))
+            late = (block.second_late if second else block.late) * come
+            if late and there_before:
+                late = max(0, late - sum([group.there_bytes(index) for group in there_before]))
+            needs -= late
             for group in reaching:
                 group.reaches(index)
             if one:

@@ -93,10 +93,9 @@ def routed(tokens_of: RoutedTokens, device: DeviceType, by_kernel: bool) -> OpTi
     width = op.inputs[0].nbytes / max(1, prod(op.inputs[0].shape))  # not as they are multiplied
     wide = 1.0 if by_kernel else max(width, 4) / width
     trained = [come * x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]
-    casts = _casts(tokens, copies, wide)
     forward = [(1 + copies) * nbytes for nbytes in (tokens, picked, weights)]
-    forward += [*_sum(tokens, copies, wide, by_kernel), *casts]
-    backward = [(1 + copies) * tokens * wide, *casts] if trained else []
+    forward += [*_sum(tokens, copies, wide, by_kernel), *_casts(tokens, copies, wide)]
+    backward = [(1 + copies) * tokens] if trained else []
     backward += [nbytes for n in trained for nbytes in _sum(n, copies, 1.0, by_kernel)]
     curve = curve_of(OpClass.COPY, device)  # rows are as wide as tokens
 
@@ -117,5 +116,5 @@ def _sum(nbytes: float, copies: float, wide: float, by_kernel: bool) -> tuple[fl
 
 
 def _casts(nbytes: float, copies: float, wide: float) -> tuple[float, ...]:
-    """Of rows and tokens to what they are summed in, or back."""
+    """Of rows to what they are summed in, and of tokens back."""
     return ((1 + wide) * nbytes, (1 + wide) * copies * nbytes) if wide > 1.0 else ()

@@ -92,6 +92,29 @@ def check(values: Given) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+def test_a_half_of_a_backward_makes_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of weights are not made where nobody wants them; all are those of a whole one."""
+    values = given("silu", ExpertForm(), gated=True, apart=False, biased=True)
+    leaves = {name: x for name, x in values.items() if isinstance(x, Tensor)}
+    whole = torch.autograd.grad(EXPERTS(**values, top_k_index=INDEX).sum(), list(leaves.values()))
+    made = list[int]()
+    outer = Operands.outer
+
+    def counted(*args: Any) -> Tensor:
+        made.append(1)
+        return outer(*args)
+
+    monkeypatch.setattr(Operands, "outer", counted)
+    found = EXPERTS(**values, top_k_index=INDEX).sum()
+    halves = [("hidden", "top_k_weights"), ("gate_up", "down", "gate_up_bias", "down_bias")]
+    counts = []
+    for half in halves:
+        found.backward(retain_graph=True, inputs=[leaves[name] for name in half])
+        counts.append(len(made))
+    assert counts == [0, 2]
+    torch.testing.assert_close([x.grad for x in leaves.values()], list(whole), rtol=0, atol=0)
+
+
 NUMBERS = {"limit": 0.8, "alpha": 1.7, "gate_cap": 1.3, "up_cap": 0.9}
 FORMS = [
     (ExpertForm(), True, False, True),

@@ -14,6 +14,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.expert_form import ExpertForm
 from meshwright.ir.graph.graph import Arg, Op
 from meshwright.ir.graph.inner_traffic import inner_traffic
+from meshwright.ir.kernels.route import home_reference, places_of
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
 from meshwright.ir.layout.op_messages import LocalOperand
@@ -252,3 +253,24 @@ def test_on_processes() -> None:
         compare((3, 0, 2), (2, 1, 1), INDEX, [rank[number] for rank in found], form)
     plain, rounded = (whole(5, 4, INDEX, form)[0] for form in FORMS)
     assert 1e-3 < float((plain - rounded).norm() / plain.norm()) < 0.1
+
+
+def test_the_sum_of_rows_that_come_home_keeps_none() -> None:
+    """Its gradient is a gather; torch's own sum keeps the rows for their shape."""
+    owned = torch.tensor([[True, False, True, True], [True, True, False, True]])
+    tokens, places = places_of(owned)
+    rows = torch.randn(len(tokens), WIDTH, dtype=F64, requires_grad=True)
+    kept = list[Tensor]()
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        home = home_reference(rows, tokens, places)
+    assert all(not x.is_floating_point() for x in kept)
+    summed = torch.zeros(4, WIDTH, dtype=F64).index_add(0, tokens, rows)
+    grad = torch.randn(4, WIDTH, dtype=F64)
+    torch.testing.assert_close(home, summed, rtol=0, atol=0)
+    ours, theirs = (torch.autograd.grad(x, rows, grad)[0] for x in (home, summed))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
