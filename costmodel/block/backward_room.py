@@ -98,9 +98,9 @@ def backward_room(walk: Walk, saved: Mapping[SavedKey, int], left: Mapping[str, 
             if now - freed - less - late > growing:
                 growing, at = now - freed - less - late, late_s.get(step.op.name, 0.0)
             live.goes(results, passed)
-            leaves.have_read(step, live)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             apart = max(live.comes(made | scattered), back, made_of.cast_before(step))
+            leaves.have_read(step, live)
             freed += freed_by[number]
             if apart:  # the op has run, and what it made is added to what others have, too
                 then = live.nbytes - freed + apart
@@ -207,10 +207,10 @@ def split_room(
                 added = max(added, most)
                 live.keeps(results)
             live.goes(results, passed)
-            leaves.have_read(step, live)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))
             if apart := max(live.comes(made), back):
                 first = max(first, live.with_kept_bytes + apart)
+            leaves.have_read(step, live)
         if not joined:
             released += freed_by[number][0]
             released_outputs += freed_by[number][1]
