@@ -208,7 +208,7 @@ class BackwardGradients:
     ) -> None:
         """`way`: what is still on its way to the host, if that is asked for; else all that may."""
         exchange = group.exchange
-        self._group, self._part, self._scattering = group, part, scattering
+        self.group, self._part, self._scattering = group, part, scattering
         self._begins = first
         self._every = bool(exchange.every_backward)
         adds = not self._every and not (first and last)
@@ -251,12 +251,16 @@ class BackwardGradients:
         """Blocks of this micro-batch whose gradients have left for the host."""
         self._besides = exchange.beside_gradients if last else ()
 
+    def adds_to(self, index: int) -> int:
+        """Returns bytes of gradients that are there when a block runs, which it adds to."""
+        return 0 if self.come else self.group.begins[index] + sum(self.group.again.get(index, ()))
+
     def _shares(self, sends: Sequence[Send], nbytes: int) -> int:
         """Flat tensors of what goes of a bucket beside its gradients, and what a rank gets."""
         found = 0.0
         for send in sends if nbytes else ():
             got = send.primitive is not Primitive.ALL_REDUCE and self._part(nbytes) / nbytes
-            found += self._group.exchange.sent(send, nbytes) * (1 + got)
+            found += self.group.exchange.sent(send, nbytes) * (1 + got)
         return ceil(found)
 
     def run(self, index: int, nbytes: int, one_op: int, adding: int | None = None) -> int:
@@ -265,21 +269,21 @@ class BackwardGradients:
         others than its ops make, the op that makes the largest is taken to have half of the most
         that any op of the block has (`one_op`)."""
         if self.adds_copies:
-            own, again = self._group.begins[index], self._group.again
+            own, again = self.group.begins[index], self.group.again
             own += sum(again[index]) if index in again else 0
-            self.copies = ceil(self._group.exchange.read * own)
+            self.copies = ceil(self.group.exchange.read * own)
             return nbytes
         if self._grows:
-            own = self._group.begins[index]
+            own = self.group.begins[index]
             self.gradients += own if self._made == 1.0 else ceil(self._made * own)
             if not (self._holds and self._added):
-                again = self._group.again
+                again = self.group.again
                 return max(nbytes, one_op // 2 + max(again[index])) if index in again else nbytes
         if self._holds:
-            self.gradients += ceil(self._group.exchange.read * self._group.gradients[index])
+            self.gradients += ceil(self.group.exchange.read * self.group.gradients[index])
             return nbytes
-        beside = self._group.beside[index]
-        if adding is not None and self._group.exchange.made == 1.0:
+        beside = self.group.beside[index]
+        if adding is not None and self.group.exchange.made == 1.0:
             return nbytes + adding * (beside > 0)
         more = one_op // 2 + beside
         return more if more > nbytes else nbytes
@@ -291,13 +295,13 @@ class BackwardGradients:
         there, self.copies = self.copies, 0
         if not self._grows:
             return there
-        self.gradients += ceil(self._made * self._group.begins[index])
-        beside = self._group.cast if self._made == 1.0 else self._group.beside
-        return min(there, ceil(self._group.exchange.read * beside[index]))
+        self.gradients += ceil(self._made * self.group.begins[index])
+        beside = self.group.cast if self._made == 1.0 else self.group.beside
+        return min(there, ceil(self.group.exchange.read * beside[index]))
 
     def _awaiting(self, index: int) -> int:
         """Gradients that are there after a block, and to which one before it will add."""
-        ties = [one.nbytes for one in self._group.tied if one.readers[0] < index <= one.readers[-1]]
+        ties = [one.nbytes for one in self.group.tied if one.readers[0] < index <= one.readers[-1]]
         return ceil(self._made * sum(ties))
 
     @property
@@ -314,7 +318,7 @@ class BackwardGradients:
     @property
     def opens(self) -> bool:
         """Whether gradients of a block have gone when parameters have come for the next one."""
-        exchange = self._group.exchange
+        exchange = self.group.exchange
         return self._leaves and exchange.comes_from_host and exchange.gradients_leave_each
 
     def opened(self) -> None:
@@ -348,10 +352,10 @@ class BackwardGradients:
             self._before, self._newest = self._newest, sent
             if self._leaves:
                 self.left += 1
-                before = 0 if self._group.exchange.comes_from_host else self._before
+                before = 0 if self.group.exchange.comes_from_host else self._before
                 late = self._way[index].at_end if self._way else LATE.at_end
                 self.moving = self._newest + ceil(late * before)
-                if self._group.at_once:
+                if self.group.at_once:
                     self.moving = 0
                 self.gradients -= sent
                 yield
@@ -363,10 +367,10 @@ class BackwardGradients:
             yield
             gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
             if self._every:
-                self.gradients = self._awaiting(index) if self._group.tied else 0
+                self.gradients = self._awaiting(index) if self.group.tied else 0
             else:
                 self.gradients -= gone
             if self._besides and (more := self._shares(self._besides, nbytes)):
                 # While an owner waits for all of it, another rank's part is there.
-                self.moving += more + self._part(nbytes) * self._group.exchange.owns_whole
+                self.moving += more + self._part(nbytes) * self.group.exchange.owns_whole
                 yield

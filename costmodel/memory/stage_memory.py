@@ -422,7 +422,7 @@ class StageMemory:
             for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
-        come = self.slots is None and all([group.come for group in groups])
+        adders = [group for group in groups if not group.come]
         copied = [group for group in groups if group.adds_copies]
         opening = [group for group in groups if group.opens and not self.prefetch]
         reaching = [group for group in groups if group.goes_beside]
@@ -442,7 +442,15 @@ class StageMemory:
             if second:
                 needs = one_op = block.second
                 adding = block.second_adding
-            needs -= (block.second_late if second else block.late) * come
+            late = (block.second_late if second else block.late) * gives_back
+            if adders and (there_before := sum([group.adds_to(index) for group in adders])):
+                if len(adders) == len(groups):
+                    late = 0
+                else:  # others come as they are made: less of the block's is there before
+                    late = max(0, late - there_before)
+                    beside = sum([group.group.beside[index] for group in adders])
+                    adding = beside if adding is None else min(adding, beside)
+            needs -= late
             for group in reaching:
                 group.reaches(index)
             if one:
