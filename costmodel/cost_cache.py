@@ -83,6 +83,9 @@ class StageCost:
     block_entering: tuple[int, ...] = ()
     """Of `block_saved`, what is there before the block's forward: of what enters, what no earlier
     block keeps."""
+    block_let_go: tuple[int, ...] = ()
+    """Of `block_saved`, what goes with the first half of a backward that is split: what a block has
+    made and keeps for later ones that train nothing, of which nothing is left then."""
     block_passing: tuple[int, ...] = ()
     """What is there as a block's forward runs and goes with the last one that reads it: values of
     the prelude that none keeps."""
@@ -344,11 +347,35 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
+            block_let_go=self._let_go(blocks, costs, kept),
             block_passing=_passing_by_block(passing, len(blocks)),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),
         )
+
+    def _let_go(
+        self, blocks: Sequence[Block], costs: Sequence[BlockCost], kept: Mapping[str, int]
+    ) -> tuple[int, ...]:
+        """`StageCost.block_let_go`; empty if there is none."""
+        roots = self.facts.roots
+        still = [c.backward_s > 0 and self.trained.isdisjoint(b.params)
+                 for b, c in zip(blocks, costs, strict=True)]  # fmt: skip
+        if not any(still):
+            return ()
+        made: dict[str, int] = {}
+        stays = set[str]()
+        found = [0] * len(blocks)
+        for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
+            if not still[index]:
+                stays |= {roots[name] for name in block.inputs}
+            for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
+                made[roots[name]] = index
+                if nbytes:
+                    stays.add(roots[name])
+        for root in made.keys() & kept.keys() - stays:
+            found[made[root]] += kept[root]
+        return tuple(found)
 
     def _passing(
         self,

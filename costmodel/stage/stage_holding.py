@@ -178,13 +178,14 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, passing, waiting) in enumerate(
+    for index, (cost, saved, entering, passing, waiting, gone) in enumerate(
         zip(
             own.blocks,
             own.block_saved,
             own.block_entering,
             own.block_passing,
             own.block_waiting,
+            own.block_let_go or (0,) * len(own.blocks),
             strict=True,
         )
     ):
@@ -194,7 +195,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, passing, before, given, waiting
+        key = id(cost), saved, entering, passing, before, given, waiting, gone
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -213,11 +214,15 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 late=cost.late_bytes,
                 adding=cost.adding_bytes,
                 one_op=one_op,
-                halved=cost.halved_bytes,
+                halved=cost.halved_bytes - gone,
                 given=given,
                 waiting=waiting,
-                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before,
-                second=_known(cost.second_bytes, cost.workspace_bytes - cost.eased_bytes)
+                halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before + gone,
+                # Of a whole backward, it begins with what the block is given.
+                second=_known(
+                    cost.second_bytes,
+                    max(0, cost.workspace_bytes - cost.eased_bytes - cost.given_bytes),
+                )
                 + moved
                 + before,
                 second_adding=cost.second_adding_bytes,
