@@ -226,7 +226,7 @@ class Comm:
             return line.all_reduce(x, largest)
         start = self.meter.mark()
         result = line.all_reduce(x, largest)
-        self._metered(Primitive.ALL_REDUCE, axis, line, x, result, start)
+        self._metered(Primitive.ALL_REDUCE, axis, line, x.nbytes, result, start)
         return result
 
     def shift(self, x: Tensor, axis: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
@@ -373,11 +373,15 @@ class Comm:
         if self.meter is None or primitive not in COMMUNICATES:
             return arrive
 
-        def wait() -> Tensor:
+        nbytes = x.nbytes
+        # A sum is of a copy: what it was made of goes while the sum is on its way.
+        held = None if primitive is Primitive.ALL_REDUCE else x
+
+        def wait(_: Tensor | None = held) -> Tensor:
             assert self.meter is not None
             blocked = self.meter.mark()
             result = arrive()
-            self._metered(primitive, move.axis, line, x, result, start, blocked)
+            self._metered(primitive, move.axis, line, nbytes, result, start, blocked)
             return result
 
         return wait
@@ -413,7 +417,7 @@ class Comm:
             return run(primitive, x, line, source, target, keeps)
         start = self.meter.mark()
         result = run(primitive, x, line, source, target, keeps)
-        self._metered(primitive, axis, line, x, result, start)
+        self._metered(primitive, axis, line, x.nbytes, result, start)
         return result
 
     def _metered(
@@ -421,12 +425,12 @@ class Comm:
         primitive: Primitive,
         axis: str,
         line: Line,
-        x: Tensor,
+        nbytes: int,
         result: Tensor,
         start: Any,
         blocked: Any = None,
     ) -> None:
-        whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
+        whole = result.nbytes if primitive is Primitive.ALL_GATHER else nbytes
         if primitive is Primitive.ALL_TO_ALL:
             whole *= line.size
         self._met(primitive, axis, line, whole, start, blocked)

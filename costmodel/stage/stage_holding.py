@@ -93,6 +93,8 @@ def stage_memory_of(
 def _sent_as_kept(costs: StageCosts) -> int:
     """Bytes of what is sent that its block has saved, if it is sent as it is: one memory."""
     last = costs.cost.blocks[-1]
+    if last.sends_turned:
+        return 0
     sent = costs.border_bytes + costs.handed_bytes
     return last.kept_outputs if sent == sum(last.output_bytes) else 0
 
@@ -192,6 +194,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
+        saved += cost.turned_bytes * (index == 0 and costs.entry_bytes > 0)
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
