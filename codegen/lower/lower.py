@@ -22,6 +22,7 @@ from meshwright.forms.folding import folded_groups
 from meshwright.forms.retention import whole_form
 from meshwright.forms.sync import exchange_of, has_taps, reads_some_rows
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
@@ -32,6 +33,7 @@ from meshwright.ir.plan.bag_problems import bag_problems
 from meshwright.ir.plan.paired import paired_stages
 from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import HALVING, Plan, param_key
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.changing import buffer_problems
 
 
@@ -40,14 +42,24 @@ def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
     for problem in (*buffer_problems(graph, plan), *bag_problems(graph, plan)):
         raise PlanError(problem)
     crossing = crossings(plan, graph)
+    dtypes = _dtypes_sent(graph, plan) if crossing else {}
     return tuple(
-        _lower_stage(where(graph, plan, index, rank), crossing)
+        _lower_stage(where(graph, plan, index, rank), crossing, dtypes)
         for index, stage in enumerate(plan.stages)
         if rank in stage.devices
     )
 
 
-def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
+def _dtypes_sent(graph: Graph, plan: Plan) -> Mapping[str, str]:
+    """Dtypes that values have as they run, where autocast casts some: what is narrow travels so,
+    and the next stage computes with what one process would."""
+    numbers = precision(plan.precision)
+    return runtime_dtypes(graph, numbers, plan.cluster.device_kind) if numbers.autocast else {}
+
+
+def _lower_stage(
+    at: Where, crossing: dict[str, Crossing], dtypes: Mapping[str, str]
+) -> StageProgram:
     made_before = {out for op in at.graph.prelude_ops for out in op.outputs if out}
     reads = dict.fromkeys(name for block in at.blocks for name in block.inputs)
     prelude = lower_prelude(at, tuple(name for name in reads if name in made_before))
@@ -65,8 +77,8 @@ def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
     dropping = _with_drops([call for call in (prelude.call, *calls) if call], kept, received)
     program = StageProgram(
         index=at.stage,
-        receives=tuple(_value(at, name, layout) for name, layout in received.items()),
-        sends=tuple(_value(at, name, layout) for name, layout in sent.items()),
+        receives=tuple(_value(at, n, layout, dtypes) for n, layout in received.items()),
+        sends=tuple(_value(at, n, layout, dtypes) for n, layout in sent.items()),
         totals=prelude.totals,
         prelude=dropping[0] if prelude.call else None,
         calls=tuple(dropping[1:] if prelude.call else dropping),
@@ -79,7 +91,7 @@ def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
     return replace(program, source=stage_source(program, at))
 
 
-def _value(at: Where, name: str, layout: Layout) -> BorderValue:
+def _value(at: Where, name: str, layout: Layout, dtypes: Mapping[str, str]) -> BorderValue:
     tensor, data = at.graph.tensors[name], layout.get("dp", R)
     shape = at.local_shape(name, layout)
     if isinstance(data, Shard):
@@ -88,7 +100,8 @@ def _value(at: Where, name: str, layout: Layout) -> BorderValue:
         data = replace(data, outer=seen.outer)
     apart = sample_axes(layout, at.axes)
     return BorderValue(
-        name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last,
+        name, shape, dtypes.get(name, tensor.dtype), tensor.requires_grad, data,
+        tensor.channels_last,
         apart, prod([at.axes[axis].size for axis in apart]),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from meshwright.costmodel.block.reprice import (
 )
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTimer
-from meshwright.costmodel.ops.dtypes import (
+from meshwright.ir.graph.dtypes import (
     how_cast,
     is_float,
     read_as,

@@ -2,12 +2,10 @@
 
 from functools import cache
 
+from meshwright.ir.cluster.device import COMPUTE as COMPUTE
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Op
 from meshwright.ir.ops import facts
-
-COMPUTE = frozenset({OpClass.MATMUL, OpClass.ATTENTION, OpClass.CONVOLUTION, OpClass.RECURRENT})
-"""Classes whose efficiency is a share of peak FLOP/s; that of the others is one of bandwidth."""
 
 
 @cache

@@ -33,6 +33,9 @@ class OpClass(StrEnum):
     VIEW = "view"
 
 
+COMPUTE = frozenset({OpClass.MATMUL, OpClass.ATTENTION, OpClass.CONVOLUTION, OpClass.RECURRENT})
+"""Classes whose efficiency is a share of peak FLOP/s; that of the others is one of bandwidth."""
+
 Source = Literal["measured", "interpolated", "fitted", "datasheet", "assumption"]
 """How a constant or a time is known, most certain first."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
-from meshwright.costmodel.ops.dtypes import is_float
+from meshwright.ir.graph.dtypes import is_float
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
 from meshwright.forms.alone import lone_replicas

@@ -79,6 +79,7 @@ class Mailbox:
             dtype = getattr(torch, value.dtype)
             laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
             piece = _piece(laid, value, samples, message.transfer.source_span)
+            assert gradient or x.element_size() <= dtype.itemsize, "a value would lose digits"
             piece = settled(piece.to(dtype)).contiguous()
             if message.target == self._rank:
                 self._kept[message] = piece

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from meshwright.costmodel.ops.dtypes import runtime_dtypes
+from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import TraceError

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify
-from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.cluster.device import COMPUTE, OpClass
 from meshwright.ir.graph.autocast import Cast, cast_of
 from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.graph.rules import slots
@@ -45,7 +44,7 @@ def how_cast(target: str, kind: str) -> Cast | None:
     known = facts(target)
     if known.autocast == "inside":
         return None
-    if classify(target) in COMPUTE:
+    if facts(target).op_class in COMPUTE:
         return "narrow"
     if known.op_class is OpClass.NORMALIZATION and known.autocast == "by class":
         return "result" if known.fused else "float32"
@@ -112,7 +111,7 @@ def storage_roots(graph: Graph, dtypes: Mapping[str, str]) -> dict[str, str]:
     strided: set[str] = set()
     for op in graph.ops:
         how = facts(op.target).shares
-        if not op.inputs or (how == "by class" and classify(op.target) is not OpClass.VIEW):
+        if not op.inputs or (how == "by class" and facts(op.target).op_class is not OpClass.VIEW):
             continue
         source = op.inputs[0]
         if how == "if it casts nothing" and _copies(op, dtypes):
