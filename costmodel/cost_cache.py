@@ -86,6 +86,9 @@ class StageCost:
     block_let_go: tuple[int, ...] = ()
     """Of `block_saved`, what goes with the first half of a backward that is split: what a block has
     made and keeps for later ones that train nothing, of which nothing is left then."""
+    block_later: tuple[int, ...] = ()
+    """What goes with a block's second half of a backward, and not with that of the block that has
+    made it; less than 0 of that one."""
     block_passing: tuple[int, ...] = ()
     """What is there as a block's forward runs and goes with the last one that reads it: values of
     the prelude that none keeps."""
@@ -332,6 +335,7 @@ class CostTables:
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
                 entering[first[root]] += nbytes
+        let_go, later = self._read_later(blocks, costs, kept)
         return StageCost(
             forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
@@ -347,35 +351,38 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
             block_entering=tuple(entering),
-            block_let_go=self._let_go(blocks, costs, kept),
+            block_let_go=let_go,
+            block_later=later,
             block_passing=_passing_by_block(passing, len(blocks)),
             block_waiting=waiting_bytes(
                 self._last_readers, self.block_index[blocks[0].name], blocks, costs
             ),
         )
 
-    def _let_go(
+    def _read_later(
         self, blocks: Sequence[Block], costs: Sequence[BlockCost], kept: Mapping[str, int]
-    ) -> tuple[int, ...]:
-        """`StageCost.block_let_go`; empty if there is none."""
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`StageCost.block_let_go` and `block_later`: of what blocks have made, and keep only as
+        later ones read it."""
         roots = self.facts.roots
-        still = [c.backward_s > 0 and self.trained.isdisjoint(b.params)
-                 for b, c in zip(blocks, costs, strict=True)]  # fmt: skip
-        if not any(still):
-            return ()
+        found, later = [0] * len(blocks), [0] * len(blocks)
         made: dict[str, int] = {}
-        stays = set[str]()
-        found = [0] * len(blocks)
+        readers: dict[str, list[int]] = {}
         for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
-            if not still[index]:
-                stays |= {roots[name] for name in block.inputs}
+            for name in block.inputs:
+                if (root := roots[name]) in made:
+                    readers.setdefault(root, []).append(index)
             for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
-                made[roots[name]] = index
-                if nbytes:
-                    stays.add(roots[name])
-        for root in made.keys() & kept.keys() - stays:
-            found[made[root]] += kept[root]
-        return tuple(found)
+                if not nbytes and kept.get(roots[name]):
+                    made[roots[name]] = index
+        for root, own in readers.items():
+            trains = [i for i in own if not self.trained.isdisjoint(blocks[i].params)]
+            if trains:
+                later[trains[0]] += kept[root]
+                later[made[root]] -= kept[root]
+            elif all([costs[i].backward_s > 0 for i in own]):
+                found[made[root]] += kept[root]
+        return tuple(found), tuple(later)
 
     def _passing(
         self,

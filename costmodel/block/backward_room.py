@@ -159,9 +159,13 @@ def split_room(
             results = {roots.get(name, name) for name in step.op.outputs}
             if made_of.reads(step):
                 own = made_of.by(step)[0]
-                joined, second = True, max(second, beside, before - own)
-                turns.append((made_of.place(step, block), own, max(beside, before - own)))
-                added = max(added, beside + own, before)
+                narrow, widest = made_of.cast_by(step)
+                # What is narrow is cast when the op has run, and there meanwhile.
+                made_bytes = narrow or own
+                most = max(beside + made_bytes - own, before - own, narrow)
+                joined, second = True, max(second, most)
+                turns.append((made_of.place(step, block), own, most))
+                added = max(added, beside + made_bytes, before, narrow + widest)
                 live.keeps(results)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))

@@ -125,6 +125,9 @@ class BlockMemory:
     """By which it is more where they are added to others; None: not known."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
+    later: int = 0
+    """By which its second half frees more: what it reads of blocks that keep it for that alone;
+    less than 0 where later blocks read what it has made."""
     halving: int = 0
     """Most at once in the first half, beside what it keeps."""
     second: int = 0
@@ -466,7 +469,10 @@ class StageMemory:
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
-            freed += (block.saved + block.halved * second) * gives_back
+            freed += (block.saved + (block.halved + block.later) * second) * gives_back
+            # Beside what goes now is the gradient that the block before is given.
+            before = self.blocks[index - 1] if index else None
+            there = before.given * (not second) if before else 0
             if copied and (copies := sum([group.ran(index) for group in copied])):
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, -freed, moving, copies)))
@@ -475,7 +481,7 @@ class StageMemory:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         moving += coming[index] if coming else 0
-                        found.append((index, (whole, -freed, moving, 0)))
+                        found.append((index, (whole, -freed, moving, there)))
                     if group.overtakes:
                         for other in groups:
                             other.overtaken()

@@ -180,7 +180,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
     before = 0
     last = len(costs.blocks) - 1
     own = costs.cost
-    for index, (cost, saved, entering, passing, waiting, gone) in enumerate(
+    for index, (cost, saved, entering, passing, waiting, gone, later) in enumerate(
         zip(
             own.blocks,
             own.block_saved,
@@ -188,6 +188,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
             own.block_passing,
             own.block_waiting,
             own.block_let_go or (0,) * len(own.blocks),
+            own.block_later or (0,) * len(own.blocks),
             strict=True,
         )
     ):
@@ -198,7 +199,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.
         given = cost.given_bytes * (index < last)
-        key = id(cost), saved, entering, passing, before, given, waiting, gone
+        key = id(cost), saved, entering, passing, before, given, waiting, gone, later
         moved = cost.moved_bytes * on_device
         if key not in known:
             one_op = cost.workspace_bytes + cost.remade_bytes + moved + before
@@ -218,6 +219,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
                 adding=cost.adding_bytes,
                 one_op=one_op,
                 halved=cost.halved_bytes - gone,
+                later=later,
                 given=given,
                 waiting=waiting,
                 halving=_known(cost.halving_bytes, cost.workspace_bytes) + moved + before + gone,
