@@ -101,7 +101,7 @@ class Walk(Trace):
     logits: int = 0
     """Most that a loss reads."""
     turned: dict[str, int] = field(default_factory=dict)
-    """What a recurrent layer reads as it lies -> bytes of the copy that it keeps of it where it lies
+    """What a recurrent layer reads as it lies -> bytes of the copy that it keeps of what lies
     otherwise."""
     rooms: list[OpRoom] = field(default_factory=list)
     """Of each op."""

@@ -16,6 +16,9 @@ from meshwright.costmodel.block.reprice import (
 )
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTimer
+from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
+from meshwright.costmodel.ops.op_classes import COMPUTE, class_of, classify, op_name
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.dtypes import (
     how_cast,
     is_float,
@@ -23,9 +26,6 @@ from meshwright.ir.graph.dtypes import (
     runtime_dtypes,
     storage_roots,
 )
-from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
-from meshwright.costmodel.ops.op_classes import COMPUTE, class_of, classify, op_name
-from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion

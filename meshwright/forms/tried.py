@@ -166,9 +166,7 @@ def _stepped(
     return optimizer, param
 
 
-def _work(
-    make: Make, shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[float, int, float, bool]:
+def _work(make: Make, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float, int, float, bool]:
     """Bytes that a step reads and writes, its kernels, and bytes that it makes and lets go, both
     per byte of a parameter; and whether it is one kernel's."""
     optimizer, param = _stepped(make, _smaller(shape, _TIMED), dtype, 2)

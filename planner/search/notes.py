@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
-from meshwright.ir.graph.dtypes import is_float
 from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
 from meshwright.forms.alone import lone_replicas
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.dtypes import is_float
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 from meshwright.ir.ops import facts
 from meshwright.ir.ops.experts import has_narrow_experts

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.ir.graph.autocast import cast_of, known_names
+from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.ir.precision import precision
 from meshwright.ir.torch_private import fake_mode
 from meshwright.ir.trace.trace import trace

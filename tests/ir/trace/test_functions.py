@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.costmodel.ops.op_classes import class_of
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import TraceError
+from meshwright.ir.graph.dtypes import runtime_dtypes
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.precision import precision
 from meshwright.ir.trace.trace import trace
