@@ -53,8 +53,8 @@ def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
 def _dtypes_sent(graph: Graph, plan: Plan) -> Mapping[str, str]:
     """Dtypes that values have as they run, where autocast casts some: what is narrow travels so,
     and the next stage computes with what one process would."""
-    numbers = precision(plan.precision)
-    return runtime_dtypes(graph, numbers, plan.cluster.device_kind) if numbers.autocast else {}
+    numbers, kind = precision(plan.precision), plan.cluster.device_kind
+    return runtime_dtypes(graph, numbers, kind) if numbers.autocast and kind else {}
 
 
 def _lower_stage(
