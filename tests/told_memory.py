@@ -45,16 +45,19 @@ def told_of_pinned(
     *pins: str,
     ranks: int = 2,
     recompute: str = "none",
+    allow: tuple[str, ...] = (),
+    steps: int = 2,
 ) -> list[float]:
-    """The same of each rank, with AdamW and what a search finds with such pins."""
+    """The same of each rank, with AdamW and what a search finds with such pins. `allow`: of a
+    search; `steps`: before the one whose tensors count."""
     torch.manual_seed(0)
     graph = trace(model, data, precision=precision)
     plan = search(
         graph, Cluster.local(ranks), optimizer="adamw", precision=precision,
-        constraints=(*pins, f"recompute={recompute}"), progress=False,
+        constraints=(*pins, f"recompute={recompute}"), allow=allow, progress=False,
     )  # fmt: skip
     stages = [next(i for i, s in enumerate(plan.stages) if r in s.devices) for r in range(ranks)]
-    held = run_ranks(ranks, _held, model, plan, graph, data)
+    held = run_ranks(ranks, _held, model, plan, graph, data, steps)
     return [_told(plan, stage) / nbytes for stage, nbytes in zip(stages, held, strict=True)]
 
 
@@ -73,9 +76,11 @@ def _told(plan: Plan, stage: int) -> int:
     return plan.predicted.stages[stage].memory.tensor_bytes
 
 
-def _held(model: nn.Module, plan: Plan, graph: Graph, data: tuple[Tensor, ...]) -> int:
+def _held(
+    model: nn.Module, plan: Plan, graph: Graph, data: tuple[Tensor, ...], steps: int = 2
+) -> int:
     job = compile_job(
         model, plan, optimizer=plan.optimizer, device="cpu", check=False, example_inputs=data,
         graph=graph,
     )  # fmt: skip
-    return peak_of(job, data)
+    return peak_of(job, data, steps)

@@ -140,6 +140,8 @@ class BlockCost:
     autocast has cast it; empty: not known."""
     logits: int = 0
     """Most that a loss reads of a micro-batch."""
+    turned_bytes: int = 0
+    """Of copies that it keeps of what it reads, where that has come in a message."""
     most_at: float = 0.0
     """Share of its backward's time after which there is most at once."""
 
@@ -383,6 +385,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         adding_bytes=room.adding,
         passes=tuple(_passes(walk, block)),
         logits=walk.logits,
+        turned_bytes=sum([walk.turned.get(name, 0) for name in block.inputs]),
         most_at=room.at,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),

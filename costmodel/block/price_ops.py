@@ -112,6 +112,9 @@ class Walk(Trace):
     """The same with what is there inside backwards alone."""
     logits: int = 0
     """Most that a loss reads."""
+    turned: dict[str, int] = field(default_factory=dict)
+    """What a recurrent layer reads as it lies -> bytes of the copy that it keeps of what lies
+    otherwise."""
     rooms: list[OpRoom] = field(default_factory=list)
     """Of each op."""
     flops: float = 0.0
@@ -538,7 +541,17 @@ class Walk(Trace):
         count = facts(step.op.target).cpu_keeps
         if count is None or not step.has_gradient or self.site.device.kind != "cpu":
             return None
-        return count(step.op, [self.local.shapes[i.value] for i in step.inputs], step.dtype)
+        found = count(step.op, [self.local.shapes[i.value] for i in step.inputs], step.dtype)
+        name, (places, _) = step.op.inputs[0], step.places
+        stays = self.normal(places[0]) == self.normal(self.placed.get(name, {}))
+        if found is None or not stays or name not in self.facts.turned:
+            return found
+        if (turns := facts(step.op.target).turned) is None or not turns(step.op):
+            return found
+        # It is turned for the kernel, and lies so already: no copy is made of it.
+        copy = self.local.elements[step.inputs[0].value] * DTYPE_BYTES[step.dtype]
+        self.turned[name] = copy
+        return found - copy
 
     def _cast_inside(self, step: OpStep, local: LocalOp, inside: int) -> int:
         """Of `inside` bytes that the op keeps as it was traced, those that it keeps as it runs."""

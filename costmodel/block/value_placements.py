@@ -97,6 +97,15 @@ class GraphFacts:
         return frozenset(found)
 
     @cached_property
+    def turned(self) -> frozenset[str]:
+        """Results of recurrent layers that lie with the steps before the samples, and are read the
+        other way round."""
+        return frozenset(
+            op.outputs[0] for op in self.graph.ops
+            if (is_turned := facts(op.target).turned) and is_turned(op)
+        )  # fmt: skip
+
+    @cached_property
     def normed(self) -> frozenset[str]:
         """What norms make."""
         return frozenset(

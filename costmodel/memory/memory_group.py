@@ -10,7 +10,7 @@ from math import ceil
 from meshwright.costmodel.memory.leaving import LATE, Way
 from meshwright.costmodel.stage.buckets import Bucket, Tied
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.exchange_rows import Send
+from meshwright.forms.exchange_rows import Event, Send
 from meshwright.ir.layout.conversions import Primitive
 
 
@@ -131,9 +131,20 @@ class MemoryGroup:
         flat = [0] * len(self.parameters)
         for bucket in self.buckets:
             flat[bucket.owner] += ceil(bucket.nbytes * times)
+            if any([send.packs == "part" for send in self.exchange.late]):
+                flat[bucket.owner] += self.part(ceil(bucket.nbytes * times))
         ahead = self.exchange.run_ahead
         return [(sum(flat[i : i + max(1, ahead)]), sum(flat[i + 1 : i + 1 + ahead]))
                 for i in range(len(flat))]  # fmt: skip
+
+    @cached_property
+    def begins_late(self) -> int:
+        """Bytes of buckets that begin to go as soon as the optimizer has stepped, under the next
+        forward."""
+        if not any([send.at is Event.UPDATED for send in self.exchange.late]):
+            return 0
+        ahead = self.exchange.run_ahead
+        return sum([bucket.nbytes for bucket in self.buckets if bucket.owner < ahead])
 
     @cached_property
     def flying(self) -> Sequence[int]:

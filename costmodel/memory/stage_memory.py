@@ -323,7 +323,8 @@ class StageMemory:
             wholes, parts = (0.0, 0.0) if self.habits.in_place else group.exchange.moving_at_end
             sizes = [b.nbytes for b in group.buckets] if wholes + parts else []
             at_once = group.exchange.published_at_once * max(sizes, default=0)
-            largest = min(at_once, sum(sizes))
+            # Where the next forward waits for them, those of the first blocks begin together.
+            largest = max(min(at_once, sum(sizes)), group.begins_late)
             part = group.part(largest)
             moving = max(moving, ceil(wholes * largest + parts * part))
         if self.habits.in_place or not any(
@@ -444,6 +445,9 @@ class StageMemory:
                 found.append((index, (whole, there, arriving + moving, block.given)))
                 for group in opening:
                     group.opened()
+            if index == len(self.blocks) - 1 and not second:  # the gradient that has come
+                whole, moving = (one.gradients, one.moving) if one else _sum(groups)
+                found.append((index, (whole, there, gathered + moving, self.border_back)))
             needs, one_op, adding = block.workspace, block.one_op, block.adding
             if second:
                 needs = one_op = block.second
@@ -464,8 +468,6 @@ class StageMemory:
                 whole, moving = _sum(groups)
             if copied:
                 workspace += sum([group.copies for group in copied])
-            if index == len(self.blocks) - 1 and not second:
-                workspace = max(workspace, self.border_back)  # the gradient that has come
             if workspace < 0:  # gradients that are still to come count as there until here
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
@@ -478,7 +480,7 @@ class StageMemory:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         moving += coming[index] if coming else 0
-                        found.append((index, (whole, -freed, moving, 0)))
+                        found.append((index, (whole, -freed, moving, there)))
                     if group.overtakes:
                         for other in groups:
                             other.overtaken()

@@ -192,8 +192,10 @@ def _sent_as_kept(
     ]
     if sent != sum([nbytes for _, nbytes in made]):
         return 0
-    kept, roots = dict(cost.kept), tables.facts.roots
-    return sum([min(nbytes, kept.get(roots[name], 0)) for name, nbytes in made])
+    kept, facts = dict(cost.kept), tables.facts
+    # What lies in another order than it is read in is copied before it is sent.
+    as_kept = [(name, nbytes) for name, nbytes in made if name not in facts.turned]
+    return sum([min(nbytes, kept.get(facts.roots[name], 0)) for name, nbytes in as_kept])
 
 
 def _shared_bytes(tables: CostTables, plan: Plan, index: int, spot: BlockSpot, taken: int) -> int:

@@ -186,6 +186,7 @@ def _block_memories(costs: StageCosts, keeps_sent: bool) -> tuple[BlockMemory, .
         if index == last and costs.border_bytes and not keeps_sent:
             cost = cost.left_alone()
         saved -= costs.shared_bytes * (index == 0)
+        saved += cost.turned_bytes * (index == 0 and costs.entry_bytes > 0)
         released = max(0, released - costs.shared_bytes * (index == 0))
         entering -= min(entering, costs.shared_bytes * (index == 0))
         # What the last one is given is a message, or the loss.

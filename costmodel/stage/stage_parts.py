@@ -44,6 +44,42 @@ Parts = tuple[Part, ...]
 
 
 def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
+    """Returns the parts of a stage, those apart whose gradients leave for the host later."""
+    found = _parts_of(tables, stage, costs, optimizer)
+    if not any([part.exchange.gradients_are_freed for part in found]):
+        return found
+    summed = _summed_at_end(tables, costs)
+    return tuple([own for part in found for own in _by_leaving(tables, costs, part, summed)])
+
+
+def _by_leaving(
+    tables: CostTables, costs: StageCosts, part: Part, summed: frozenset[str]
+) -> list[Part]:
+    """A part, what is summed when the step ends apart: its gradients stay until then."""
+    exchange = part.exchange
+    names = frozenset(costs.cost.params) if part.names is None else part.names
+    stays = names & summed
+    if not stays or not exchange.gradients_are_freed or exchange.packs:
+        return [part]
+    found = []
+    for own, of in ((names - stays, exchange), (stays, exchange.staying)):
+        if any([tables.graph.tensors[name].kind is Kind.PARAMETER for name in own]):
+            shapes = _stepped(tables, costs, part.update, own)
+            found.append(part._replace(exchange=of, names=own, shapes=shapes))
+    return found
+
+
+def _summed_at_end(tables: CostTables, costs: StageCosts) -> frozenset[str]:
+    """Parameters whose gradients are summed over a model axis, or with another stage."""
+    found = {name for name, axes in costs.cost.summed_over.items() if axes}
+    own = {block.name for block in costs.blocks}
+    for block in tables.graph.blocks if tables.shared else ():
+        if block.name not in own:
+            found.update(name for name in block.params if name in costs.cost.params)
+    return frozenset(found)
+
+
+def _parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
     if not stage.by_parameter:
         return tuple(
             _part(tables, stage, fold, costs, optimizer, names)

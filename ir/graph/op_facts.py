@@ -230,6 +230,9 @@ class OpFacts:
     cpu_keeps: CountOnCpu | None = None
     """Bytes that torch's kernel on CPUs keeps inside for the backward, beside operands and its
     first result, where a trace cannot ask it; None for a call that another kernel computes."""
+    turned: Callable[[Op], bool] | None = None
+    """Whether its first result lies with the steps before the samples, though it is read with the
+    samples before the steps; without it, never."""
     cpu_casts: CountCast | None = None
     """Bytes that torch keeps inside of it on CPUs where autocast casts what it reads, and it is
     many calls; without it, what `narrows` says."""

@@ -266,8 +266,12 @@ def _onednn_course(op: Op, part: CallPart) -> tuple[int, int]:
     return found, adding
 
 
+def _is_turned(op: Op) -> bool:
+    return op.target.endswith(".input") and bool(given(op, "batch_first"))
+
+
 _CELL = OpFacts(op_class=OpClass.RECURRENT)
-_LAYER = replace(_CELL, rule=_rule, form=seeded)
+_LAYER = replace(_CELL, rule=_rule, form=seeded, turned=_is_turned)
 FACTS = {
     **named("lstm gru", replace(_LAYER, flops=_flops)),
     "aten.lstm.input": replace(

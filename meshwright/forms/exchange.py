@@ -61,6 +61,19 @@ class Exchange:
     copies_apart: bool = False
     """Whether the form knows nothing of copies: gradients of a block are added at once to those of
     what is stepped."""
+    leaves_at_end: bool = False
+    """Whether gradients go to the host when the step ends, as somebody else adds to them then."""
+
+    @cached_property
+    def staying(self) -> "Exchange":
+        """The same of gradients that are summed over a model axis, or with another stage: they are
+        whole when the step ends, and go to the host then."""
+        rows = [
+            replace(row, at=Event.AFTER_LAST, every=False, times=1.0)
+            if isinstance(row, HostCopy) and row.what == "gradients" else row
+            for row in self.rows
+        ]  # fmt: skip
+        return replace(self, rows=tuple(rows), leaves_at_end=True)
 
     def stepping(self, *, some: bool) -> "Exchange":
         """Returns what is done where what has no gradient is not stepped (`some`), or is."""
@@ -121,7 +134,8 @@ class Exchange:
     @cached_property
     def gradients_leave_early(self) -> bool:
         """Whether gradients go to the host as blocks finish in the last backward."""
-        return "gradients" in self.hosted and not self.every_backward
+        hosted = "gradients" in self.hosted and not self.leaves_at_end
+        return hosted and not self.every_backward
 
     @cached_property
     def gradients_leave_each(self) -> bool:

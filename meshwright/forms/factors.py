@@ -130,6 +130,13 @@ class LayerFactors:
         else:
             self.bases[factor] = Base(_inverse(mean, self._damping(factor, rules)), None)
 
+    def hand_over(self, factor: int, into: Tensor) -> None:
+        """Writes a factor's base as a message of `base_size` values, and lets go of it: it comes
+        back with the others', and is not there twice meanwhile."""
+        base, self.bases[factor] = self.bases[factor], None
+        assert base is not None
+        base.pack(into)
+
     def _damping(self, factor: int, rules: FactorRules) -> float:
         read, gradients = self.means
         assert read is not None and gradients is not None

@@ -237,9 +237,7 @@ class KfacRun(AroundRun):
         made = [one for one in sent if self._makers[one] == peers.coordinate]
         own = [base_size(layer.dims[n], eigen=eigen) for layer, n in made]
         for (layer, n), part in zip(made, torch.split(mine, own), strict=True):
-            base, layer.bases[n] = layer.bases[n], None
-            assert base is not None
-            base.pack(part)
+            layer.hand_over(n, part)
         what = self._what(peers, "all_gather", flat.nbytes)
         start = self._lines.recorder.mark()
         work = start_uneven_gather(flat, mine, sizes, peers.group)

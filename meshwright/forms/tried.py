@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.trying import FAILURES, CannotTry, Group, Make, blocks, reach, uncompiled
-from meshwright.forms.updates import UPDATES, Reach, told_text, update
+from meshwright.forms.updates import UPDATES, Reach, fuse, is_fused, told_text, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import DispatchMode, leaves, storage_key, unwrapped
 
@@ -64,6 +64,8 @@ class _Tried:
     passes: float
     launches: int
     made: float
+    fused: bool
+    """Whether one kernel steps it, if its class has one."""
 
 
 def _members(
@@ -120,7 +122,7 @@ def _tried(
                 n * prod(shape) * _state_share(make, shape, dtype)
                 for shape, n in Counter(shapes).items()
             )
-            passes, launches, made = _work(make, max(shapes, key=prod), dtype)
+            passes, launches, made, fused = _work(make, max(shapes, key=prod), dtype)
     except (CannotTry, *FAILURES) as error:
         raise PlanError(
             f"optimizer {kind.__name__} could not be tried on tensors of the model's shapes "
@@ -129,7 +131,7 @@ def _tried(
         ) from error
     return _Tried(
         kind, looks_at, cut.elements if cut else 0, cut.least if cut else 0,
-        sum(map(prod, shapes)), state, passes, launches, made,
+        sum(map(prod, shapes)), state, passes, launches, made, fused,
     )  # fmt: skip
 
 
@@ -157,23 +159,25 @@ def _stepped(
     draw = torch.Generator().manual_seed(5)
     param = nn.Parameter(torch.randn(shape, generator=draw).to(dtype))
     optimizer = make([{"params": [param]}])
+    fuse(optimizer)  # as jobs do
     for _ in range(steps):
         param.grad = torch.randn(shape, generator=draw).to(dtype)
         optimizer.step()
     return optimizer, param
 
 
-def _work(make: Make, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float, int, float]:
-    """Bytes that a step reads and writes and that it makes and lets go, both per byte of a
-    parameter, and its kernels."""
+def _work(make: Make, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float, int, float, bool]:
+    """Bytes that a step reads and writes, its kernels, and bytes that it makes and lets go, both
+    per byte of a parameter; and whether it is one kernel's."""
     optimizer, param = _stepped(make, _smaller(shape, _TIMED), dtype, 2)
     param.grad = torch.ones_like(param)
     with _Ops(param.numel() // 4) as seen:
         optimizer.step()
     if not seen.kernels:  # what runs outside torch reads and writes all once
         state = sum(x.nbytes for x in leaves(optimizer.state) if isinstance(x, Tensor))
-        return 3 + 2 * state / param.nbytes, 1, 0.0
-    return seen.moved / param.nbytes, seen.kernels, seen.most / param.nbytes
+        return 3 + 2 * state / param.nbytes, 1, 0.0, True
+    fused = all(map(is_fused, optimizer.param_groups))
+    return seen.moved / param.nbytes, seen.kernels, seen.most / param.nbytes, fused
 
 
 class _Ops(DispatchMode):  # type: ignore[misc]
@@ -221,7 +225,10 @@ class _Ops(DispatchMode):  # type: ignore[misc]
 
 
 def _key_of(found: Sequence[_Tried]) -> str:
-    """The file that has the same class and as much state, if there is one."""
+    """The file that has the same class and as much state, and is stepped in the same way, if there
+    is one."""
+    if not all([one.fused for one in found]):
+        return ""
     kinds = {one.kind for one in found}
     state = sum(one.state for one in found) / max(1, sum(one.values for one in found))
     for name in UPDATES:

@@ -5,9 +5,10 @@ from typing import Any
 from meshwright.runtime.job.job import Job
 
 
-def peak_of(job: Job, batch: Any) -> int:
-    """Returns that of the third step on this rank, and closes the job; all ranks call it."""
-    for _ in range(2):
+def peak_of(job: Job, batch: Any, steps: int = 2) -> int:
+    """Returns that of a step after `steps` others on this rank, and closes the job; all ranks call
+    it."""
+    for _ in range(steps):
         job.step(batch)
     job.track_memory(batch)
     assert job.tensor_memory is not None

@@ -81,6 +81,7 @@ class Mailbox:
                 raise TypeError(f"{name} is {x.dtype}, and would be rounded to {dtype} on its way")
             laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
             piece = _piece(laid, value, samples, message.transfer.source_span)
+            assert gradient or x.element_size() <= dtype.itemsize, "a value would lose digits"
             piece = settled(piece.to(dtype)).contiguous()
             if message.target == self._rank:
                 self._kept[message] = piece

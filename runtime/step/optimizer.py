@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.running import Held
-from meshwright.forms.updates import update
+from meshwright.forms.updates import fuse, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.job.choice import check_tensors
-from meshwright.runtime.step.planned_updates import JoinedOptimizers, PlannedUpdates
+from meshwright.runtime.step.planned_updates import (
+    JoinedOptimizers,
+    PlannedUpdates,
+    members_of,
+)
 from meshwright.runtime.step.updates import stepped_by_kernel
 
 OptimizerChoice = (
@@ -35,6 +39,8 @@ def make_optimizer(
     if lr is not None and not 0.0 <= lr < float("inf"):
         raise PlanError(f"lr is {lr:g}; it must be at least 0 and finite; nearest is 0, or 0.001")
     made = _made(choice, held, lr, model)
+    for member in members_of(made):
+        fuse(member)
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PlanError(

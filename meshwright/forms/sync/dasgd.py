@@ -312,7 +312,8 @@ class _Alone(SyncRun):
         for number, (x, average) in enumerate(zip(fragment.tensors, arrived, strict=True)):
             own = x.detach()
             if self._rounds.rule == "corrected":
-                own.add_(average - fragment.snapshot[number])
+                # In the snapshot's memory, which nobody reads again.
+                own.add_(fragment.snapshot[number].neg_().add_(average))
             elif self._rounds.rule == "mix":
                 own.lerp_(average, 1 - self._rounds.keep)
             else:
@@ -394,13 +395,13 @@ def _listed(name: str, tensors: Sequence[Tensor], state: SyncState) -> list[Tens
 def _outer_step(
     fragment: _Fragment, average: Sequence[Tensor], lr: float, momentum: float
 ) -> list[Tensor]:
-    """Where the round leads: from its beginning along what replicas changed, on average. One tensor
-    after another, so that little is held beside them."""
+    """Where the round leads: from its beginning along what replicas changed, on average; that is
+    made in the memory of the averages, which nobody reads again."""
     assert fragment.anchor is not None
     if fragment.momentum is None:
         fragment.momentum = [torch.zeros_like(x) for x in fragment.anchor]
     for begun, speed, x in zip(fragment.anchor, fragment.momentum, average, strict=True):
-        moved = begun - x
+        moved = x.neg_().add_(begun)
         speed.mul_(momentum).add_(moved)
         begun.sub_(moved.add_(speed, alpha=momentum), alpha=lr)
     return fragment.anchor

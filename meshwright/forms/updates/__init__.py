@@ -208,6 +208,28 @@ def kind_of(name: str) -> type[torch.optim.Optimizer]:
     return update(name).kind
 
 
+def fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Lets an optimizer of torch's that has a file step in one kernel, where nobody has said how it
+    computes: op by op it makes tensors as large as parameters, and what files say is of the
+    kernel."""
+    if type(optimizer) not in {kind_of(name) for name in UPDATES}:
+        return
+    for group in optimizer.param_groups:
+        said = [group.get(how) for how in ("foreach", "capturable", "differentiable")]
+        if "fused" in group and group["fused"] is None and not any(said) and said[0] is None:
+            group["fused"] = True
+            for p in group["params"]:
+                state = optimizer.state.get(p, {})
+                if isinstance(step := state.get("step"), Tensor):  # it lies with the parameter then
+                    state["step"] = step.to(p.device, torch.float32)
+
+
+def is_fused(group: Group) -> bool:
+    """Tells whether one kernel steps a group, of an optimizer that `fuse` has seen; True of one
+    whose class has none."""
+    return bool(group.get("fused", True))
+
+
 @cache
 def _of_kinds() -> Mapping[type[torch.optim.Optimizer], Update]:
     return {update(name).kind: update(name) for name in UPDATES if update(name).rests}

@@ -234,6 +234,26 @@ def test_memory_is_as_predicted(name: str) -> None:
         assert peak == pytest.approx(counted, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (optim.AdamW, True),
+        (partial(optim.AdamW, amsgrad=True), False),
+        (partial(optim.AdamW, foreach=False), False),
+    ],
+)
+def test_torchs_optimizers_step_in_one_kernel_where_nobody_says_how(kind: Any, named: bool) -> None:
+    """Op by op they make tensors as large as parameters, as plans tell then."""
+    found = plan(0, kind)
+    assert found.predicted is not None and (found.optimizer == "adamw") == named
+    fused = "foreach" not in getattr(kind, "keywords", {})
+    assert (update(found.optimizer).made < 0.1) == fused
+    memory = found.predicted.stages[0].memory
+    assert run_ranks(2, tracked, kind, [found])[0][0][1] == pytest.approx(
+        memory.tensor_bytes, rel=0.01
+    )
+
+
 def test_what_has_a_file_is_found_by_its_class() -> None:
     shapes = {"a": (6, 4), "b": (5,)}
     for kind, name in [(optim.AdamW, "adamw"), (partial(optim.SGD, lr=0.1), "sgd"),
