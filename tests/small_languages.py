@@ -1,6 +1,6 @@
 """Language models of Hugging Face with few layers, whose memory is told beside what they hold."""
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -37,3 +37,15 @@ def mixtral(words: int, tokens: int, width: int, hidden: int, heads: int) -> nn.
         num_attention_heads=heads, num_key_value_heads=heads // 2, max_position_embeddings=tokens,
         num_local_experts=4, num_experts_per_tok=2, use_cache=False,
     ))  # fmt: skip
+
+
+class Language(nn.Module):
+    """Its loss, of the words that it reads."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        loss: Tensor = self.model(ids, labels=ids).loss
+        return loss

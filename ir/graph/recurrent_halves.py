@@ -35,7 +35,7 @@ def cells_halves(cells: Cells, op: Op, part: CallPart) -> CallHalves | None:
     layers = by_cells(op, part)
     if not layers or layers[0][0].steps == 1:
         return None
-    sizes = _Sizes(cells, part, bool(given(op, "has_biases")))
+    sizes = _CellSizes(cells, part, bool(given(op, "has_biases")))
     first = _First(sizes)
     for number in range(len(layers) - 1, -1, -1):
         first.layer(layers[number], number < len(layers) - 1, number > 0)
@@ -49,7 +49,7 @@ def cells_halves(cells: Cells, op: Op, part: CallPart) -> CallHalves | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _CellSizes:
     """Bytes of what a pass makes as it runs backwards."""
 
     cells: Cells
@@ -92,7 +92,7 @@ class _Sizes:
 class _First:
     """The first half, from the last layer on."""
 
-    def __init__(self, sizes: _Sizes) -> None:
+    def __init__(self, sizes: _CellSizes) -> None:
         self._sizes = sizes
         self.most = self._done = 0
 
@@ -130,7 +130,7 @@ class _First:
 class _Second:
     """The second half: steps run once more, then products with what layers read."""
 
-    def __init__(self, sizes: _Sizes) -> None:
+    def __init__(self, sizes: _CellSizes) -> None:
         self._sizes = sizes
         self.growing = self.adding = self._done = self._grown = 0
 

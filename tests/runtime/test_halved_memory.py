@@ -8,31 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.runtime.test_operator_memory import CELLS
-from tests.runtime.test_shared_memory import WORDS, _Language, _mixtral
+from tests.recurrent_cells import CELLS, Recurrent
+from tests.small_languages import Language, mixtral
 from tests.told_memory import told_of_pinned, told_of_pipeline
 
 HALVES = {"num_microbatches": 4, "schedule": "zero_bubble"}
 
 
-class _Recurrent(nn.Module):
-    """The first of two stages is a linear layer, which holds little but messages."""
-
-    def __init__(self, kind: type[nn.RNNBase], **given: Any) -> None:
-        super().__init__()
-        given = {"input_size": 32, "hidden_size": 64, **given, "batch_first": True}
-        self.into, self.layers = nn.Linear(32, 32), kind(**given)
-        ways = 1 + given.get("bidirectional", False)
-        self.out = nn.Linear((given.get("proj_size") or given["hidden_size"]) * ways, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layers(self.into(x))[0]).square().mean()
-
-
 def _of_cells(name: str, precision: str, samples: int = 64, **choice: Any) -> float:
+    """Of two stages, the first is a linear layer, which holds little but messages."""
     kind, given, _ = CELLS[name]
     data = (torch.randn(samples, 32, 32),)
-    return told_of_pipeline(_Recurrent(kind, **given), data, precision, **choice)[1]
+    model = Recurrent(kind, **{**given, "batch_first": True})
+    return told_of_pipeline(model, data, precision, **choice)[1]
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -115,8 +103,10 @@ def test_gradients_are_added_to_early_in_whole_backwards_too() -> None:
 
 
 def _of_mixtral(precision: str, *pins: str, ranks: int = 2) -> list[float]:
-    data = (torch.randint(0, WORDS, (8, 64)),)
-    return told_of_pinned(_Language(_mixtral()), data, precision, *pins, ranks=ranks)
+    data = (torch.randint(0, 512, (8, 64)),)
+    return told_of_pinned(
+        Language(mixtral(512, 128, 128, 256, heads=8)), data, precision, *pins, ranks=ranks
+    )
 
 
 def test_gradients_of_gathered_weights_count_as_their_parts() -> None:

@@ -1,12 +1,12 @@
 """Memory of a step whose most is inside one operator's backward: predicted beside tracked bytes."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.recurrent_cells import CELLS, Recurrent
 from tests.told_memory import told_of_held, told_of_pipeline
 from tests.wide_layers import WideLayers
 
@@ -225,53 +225,16 @@ RECURRENT = {
 }
 
 
-class _Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **given: Any) -> None:
-        super().__init__()
-        given = {"input_size": 32, "hidden_size": 64, "batch_first": True, **given}
-        self.into, self.layers = nn.Linear(32, 32), kind(**given)
-        ways = 1 + given.get("bidirectional", False)
-        self.out = nn.Linear((given.get("proj_size") or given["hidden_size"]) * ways, 8)
-        self.batch_first = given["batch_first"]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.into(x if self.batch_first else x.transpose(0, 1))
-        return self.out(self.layers(x)[0]).square().mean()
-
-
 @pytest.mark.parametrize("name", RECURRENT)
 def test_rooms_of_onednn_are_predicted(name: str) -> None:
-    told = told_of_held(_Recurrent(**RECURRENT[name]), (torch.randn(16, 32, 32),), "fp32")
+    told = told_of_held(Recurrent(**RECURRENT[name]), (torch.randn(16, 32, 32),), "fp32")
     assert told == pytest.approx(1.0, abs=0.005)
-
-
-CELLS = {
-    "gru": (nn.GRU, {}, 16),
-    "gru of three layers": (nn.GRU, {"num_layers": 3}, 16),
-    "gru of two directions": (nn.GRU, {"bidirectional": True, "bias": False}, 16),
-    "gru of few samples": (nn.GRU, {"hidden_size": 128, "num_layers": 2}, 1),
-    "gru of two layers and directions": (nn.GRU, {"num_layers": 2, "bidirectional": True}, 16),
-    "gru with dropout": (nn.GRU, {"num_layers": 3, "dropout": 0.1}, 16),
-    "rnn of few samples": (nn.RNN, {"hidden_size": 128, "num_layers": 2}, 1),
-    "rnn": (nn.RNN, {"nonlinearity": "relu"}, 16),
-    "rnn of three layers": (nn.RNN, {"num_layers": 3, "batch_first": False}, 16),
-    "rnn of two directions": (nn.RNN, {"num_layers": 2, "bidirectional": True}, 16),
-    "lstm": (nn.LSTM, {}, 16),
-    "lstm of two directions": (nn.LSTM, {"num_layers": 2, "bidirectional": True}, 16),
-    "lstm of few samples": (nn.LSTM, {"hidden_size": 128, "num_layers": 2}, 1),
-    "projected lstm": (nn.LSTM, {"proj_size": 32}, 16),
-    "projected lstm of two layers": (nn.LSTM, {"proj_size": 16, "num_layers": 2}, 16),
-    "projected lstm of two directions": (nn.LSTM, {"proj_size": 48, "bidirectional": True}, 16),
-    "projected lstm of few samples": (nn.LSTM, {"proj_size": 96, "hidden_size": 128}, 1),
-}
-"""Kinds, arguments and samples; weights have most where samples are few. LSTMs in float64, which
-oneDNN does not take."""
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_what_cells_of_each_step_hold_is_predicted(name: str) -> None:
     kind, given, samples = CELLS[name]
-    model, data = _Recurrent(kind, **given), torch.randn(samples, 32, 32)
+    model, data = Recurrent(kind, **given), torch.randn(samples, 32, 32)
     precision = "fp32"
     if kind is nn.LSTM:
         model, data, precision = model.double(), data.double(), "fp64"
@@ -286,7 +249,7 @@ def test_what_cells_of_each_step_hold_is_predicted(name: str) -> None:
 def test_what_lstms_of_onednn_hold_is_predicted(name: str, precision: str) -> None:
     kind, given, samples = CELLS[name]
     data = torch.randn(samples, 32, 32)
-    found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    found = told_of_held(Recurrent(kind, **given), (data,), precision)
     assert found == pytest.approx(1.0, abs=0.01)
 
 
@@ -295,7 +258,7 @@ def test_what_lstms_of_onednn_hold_is_predicted(name: str, precision: str) -> No
 def test_lstms_that_project_are_not_those_of_onednn(name: str) -> None:
     """Also in float32, in which that takes others."""
     kind, given, samples = CELLS[name]
-    found = told_of_held(_Recurrent(kind, **given), (torch.randn(samples, 32, 32),), "fp32")
+    found = told_of_held(Recurrent(kind, **given), (torch.randn(samples, 32, 32),), "fp32")
     assert found == pytest.approx(1.0, abs=0.01)
 
 
@@ -306,7 +269,7 @@ def test_weights_that_autocast_casts_for_each_step_are_there(name: str) -> None:
     the state of cells stays in float32."""
     kind, given, samples = CELLS[name]
     data = torch.randn(samples, 32, 32)
-    found = told_of_held(_Recurrent(kind, **given), (data,), "bf16-autocast")
+    found = told_of_held(Recurrent(kind, **given), (data,), "bf16-autocast")
     assert found == pytest.approx(1.0, abs=0.01)
 
 
@@ -317,7 +280,7 @@ def test_narrow_products_of_cells_are_predicted(name: str, precision: str) -> No
     are there until the forward has read them, as copies are kept."""
     kind, given, samples = CELLS[name]
     data = torch.randn(samples, 32, 32)
-    found = told_of_held(_Recurrent(kind, **given), (data,), precision)
+    found = told_of_held(Recurrent(kind, **given), (data,), precision)
     assert found == pytest.approx(1.0, abs=0.005)
 
 
@@ -326,7 +289,7 @@ def test_gradients_of_copies_are_cast_in_the_order_of_parameters() -> None:
     """Those that come later are narrow while the largest is cast."""
     kind, given, samples = CELLS["projected lstm of few samples"]
     data = torch.randn(samples, 32, 32)
-    found = told_of_held(_Recurrent(kind, **given), (data,), "bf16")
+    found = told_of_held(Recurrent(kind, **given), (data,), "bf16")
     assert found == pytest.approx(1.0, abs=0.002)
 
 

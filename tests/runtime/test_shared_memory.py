@@ -8,20 +8,10 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 import meshwright as mw
-from tests.small_languages import gpt2, llama, mixtral
+from tests.small_languages import Language, gpt2, llama, mixtral
 from tests.told_memory import told_of_pinned
 
 WORDS, TOKENS = 512, 128
-
-
-class _Language(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        loss: Tensor = self.model(ids, labels=ids).loss
-        return loss
 
 
 class _OwnLoss(nn.Module):
@@ -77,7 +67,7 @@ def _mixtral() -> nn.Module:
 )
 def test_memory_of_ranks_that_share_a_model(precision: str, pins: tuple[str, ...]) -> None:
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    told = told_of_pinned(_Language(_llama()), data, precision, *pins)
+    told = told_of_pinned(Language(_llama()), data, precision, *pins)
     assert told == pytest.approx([1, 1], rel=0.01)
 
 
@@ -85,7 +75,7 @@ def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
     """The product after it keeps it, though it was traced as a view of what attention has made."""
     data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("cp=2", "dp_replicate=2")
     told = told_of_pinned(
-        _Language(gpt2(WORDS, TOKENS, 128, heads=8)),
+        Language(gpt2(WORDS, TOKENS, 128, heads=8)),
         data,
         "fp32",
         *pins,
@@ -99,7 +89,7 @@ def test_what_comes_home_from_attention_by_heads_lies_anew() -> None:
 def test_second_halves_make_gradients_of_experts_one_by_one(schedule: str) -> None:
     """What they make is added to what is there; before that, their backward has other things."""
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("pp=2", "num_microbatches=4")
-    told = told_of_pinned(_Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
+    told = told_of_pinned(Language(_mixtral()), data, "fp32", *pins, f"schedule={schedule}")
     assert told == pytest.approx([1, 1], rel=0.01)
 
 
@@ -107,7 +97,7 @@ def test_views_of_what_attention_makes_lie_anew_where_they_are_moved() -> None:
     """An adapter reads whole tokens out of the heads of other ranks, and keeps them."""
     model = mw.adapt(_llama(), "lora", skip="lm_head")
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
-    told = told_of_pinned(_Language(model), data, "fp32", "tp=2", "num_microbatches=1")
+    told = told_of_pinned(Language(model), data, "fp32", "tp=2", "num_microbatches=1")
     assert told == pytest.approx([1, 1], rel=0.01)
 
 
@@ -115,7 +105,7 @@ def test_no_gradient_comes_back_of_what_a_frozen_embedding_has_sent() -> None:
     """There is no room for one. The token ids that it reads count once, as the batch."""
     model = mw.adapt(_llama(), "lora", skip="lm_head")
     data, pins = (torch.randint(0, WORDS, (8, TOKENS)),), ("pp=2", "schedule=one_f_one_b")
-    told = told_of_pinned(_Language(model), data, "fp32", *pins, "num_microbatches=1")
+    told = told_of_pinned(Language(model), data, "fp32", *pins, "num_microbatches=1")
     assert told == pytest.approx([1, 1], rel=0.001)
 
 
@@ -127,7 +117,7 @@ def test_blocks_without_a_gradient_have_what_they_read(precision: str) -> None:
         parameter.requires_grad_("layers.1" in name or "lm_head" in name)
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
     pins = ("pp=2", "num_microbatches=4", "schedule=gpipe")
-    told = told_of_pinned(_Language(model), data, precision, *pins)
+    told = told_of_pinned(Language(model), data, precision, *pins)
     assert told == pytest.approx([1, 1], rel=0.002)
 
 
@@ -135,7 +125,7 @@ def test_gradients_of_a_second_half_come_one_after_the_other() -> None:
     """That of a norm, which has most at once, is made before those of products."""
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
     pins = ("pp=2", "num_microbatches=4", "schedule=zero_bubble", "store=sums_on_host")
-    told = told_of_pinned(_Language(_llama()), data, "fp32", *pins)
+    told = told_of_pinned(Language(_llama()), data, "fp32", *pins)
     assert told == pytest.approx([1, 1], rel=0.002)
 
 
@@ -144,7 +134,7 @@ def test_gradients_of_copies_of_weights_are_narrow_until_their_product_has_run()
     made again beside them."""
     data = (torch.randint(0, WORDS, (8, TOKENS)),)
     pins = ("pp=2", "num_microbatches=4", "schedule=last_no_recompute_1f1b")
-    told = told_of_pinned(_Language(_llama()), data, "bf16-autocast", *pins, recompute="full")
+    told = told_of_pinned(Language(_llama()), data, "bf16-autocast", *pins, recompute="full")
     assert told == pytest.approx([1, 1], rel=0.005)
 
 
@@ -194,7 +184,7 @@ class _Masked(nn.Module):
 
 def test_parameters_ahead_are_on_their_way_when_gradients_go() -> None:
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("dp_shard=2", "zero=3", "prefetch=1")
-    told = told_of_pinned(_Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
+    told = told_of_pinned(Language(_mixtral()), data, "bf16", *pins, "num_microbatches=2")
     assert told == pytest.approx([1, 1], rel=0.01)
 
 
@@ -209,7 +199,7 @@ def test_gradients_that_were_gathered_are_whole(precision: str) -> None:
     """That of the experts' result is, all through their backward. Which rank has more tokens is up
     to the router: of both together the sum is told."""
     data, pins = (torch.randint(0, WORDS, (8, 64)),), ("tp=2", "num_microbatches=1")
-    told = told_of_pinned(_Language(_mixtral()), data, precision, *pins)
+    told = told_of_pinned(Language(_mixtral()), data, precision, *pins)
     assert sum([1 / ratio for ratio in told]) / 2 == pytest.approx(1, rel=0.01)
 
 
@@ -220,5 +210,5 @@ def test_forwards_keep_nothing_of_what_is_made_again(layers: int) -> None:
     model = gpt2(WORDS, TOKENS, 128, heads=8, layers=layers)
     data = (torch.randint(0, WORDS, (16, TOKENS)),)
     pins = ("pp=2", "num_microbatches=4", "schedule=synthesised", "saved=selective")
-    told = told_of_pinned(_Language(model), data, "bf16-autocast", *pins)
+    told = told_of_pinned(Language(model), data, "bf16-autocast", *pins)
     assert told == pytest.approx([1, 1], rel=0.01)
