@@ -404,11 +404,7 @@ class Comm:
         if self.meter is None or primitive not in COMMUNICATES:
             return arrive
 
-        nbytes = x.nbytes
-        # A sum is of a copy: what it was made of goes while the sum is on its way.
-        held = None if primitive is Primitive.ALL_REDUCE else x
-
-        def wait(_: Tensor | None = held) -> Tensor:
+        def wait() -> Tensor:
             assert self.meter is not None
             blocked = self.meter.mark()
             result = arrive()

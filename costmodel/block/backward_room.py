@@ -197,14 +197,18 @@ def split_room(
                 live.keeps(results if halves.keeps_given else ())
             elif made_of.reads(step):
                 own, parts = made_of.by(step)[0], made_of.part_bytes(step)
+                narrow, widest = made_of.cast_by(step)
+                # What is narrow is cast when the op has run, and there meanwhile.
+                inside = (narrow or own) + beside
                 whole = _Live(())
                 whole.comes(made_of.gathered(step))
-                most = max(own + beside, before, _moved_bytes(walk, whole, moves[number], roots))
+                most = max(inside, before, _moved_bytes(walk, whole, moves[number], roots))
                 if facts(step.op.target).backward_inside:  # tokens' are made again, and go
-                    most = max(most, own + beside + new)
-                joined, second = True, max(second, most - own - parts)
-                turns.append((made_of.place(step, block), own + parts, most - own - parts))
-                added = max(added, most)
+                    most = max(most, inside + new)
+                more = max(most - own - parts, narrow)
+                joined, second = True, max(second, more)
+                turns.append((made_of.place(step, block), own + parts, more))
+                added = max(added, most, narrow + widest)
                 live.keeps(results)
             live.goes(results, passed)
             back = _cast_back(step, elements, lambda n: live.has(roots[n]))

@@ -472,6 +472,9 @@ class StageMemory:
                 whole, workspace = whole + workspace, 0
             found.append((index, (whole, there, gathered + moving, workspace)))
             freed += (block.saved + (block.halved + block.second_read) * second) * gives_back
+            # Beside what goes now is the gradient that the block before is given.
+            before = self.blocks[index - 1] if index else None
+            there = before.given * (not second) if before else 0
             if copied and (copies := sum([group.ran(index) for group in copied])):
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, -freed, moving, copies)))
