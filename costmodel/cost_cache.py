@@ -175,6 +175,14 @@ class CostTables:
         return last_readers(self.graph)
 
     @cached_property
+    def training(self) -> frozenset[str]:
+        """Names of the blocks that read a parameter which is trained."""
+        own = self.graph.tensors
+        return frozenset([
+            block.name for block in self.graph.blocks for n in block.params if own[n].requires_grad
+        ])  # fmt: skip
+
+    @cached_property
     def trained(self) -> frozenset[str]:
         """Names of the parameters with gradients."""
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
@@ -308,6 +316,7 @@ class CostTables:
         kept: dict[str, int] = {}
         first: dict[str, int] = {}
         params: dict[str, int] = {}
+        made: dict[str, int] = {}
         roots = self.facts.roots
         for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
             for names, sizes in (
@@ -315,6 +324,8 @@ class CostTables:
             ):  # fmt: skip
                 for name, nbytes in zip(names, sizes, strict=True):
                     root = roots[name]
+                    if not nbytes and names is block.outputs:
+                        made[root] = index
                     if root not in kept:
                         kept[root], first[root] = nbytes, index
                     elif nbytes > kept[root]:
@@ -335,7 +346,7 @@ class CostTables:
             saved[first[root]] += nbytes
             if root in {roots[name] for name in blocks[first[root]].inputs}:
                 entering[first[root]] += nbytes
-        let_go, later = self._read_later(blocks, costs, kept)
+        let_go, later = self._read_later(blocks, costs, kept, made)
         return StageCost(
             forward_s=sum([c.forward_s for c in costs]) + prelude.forward_s,
             backward_input_s=sum([c.backward_input_s for c in costs]),
@@ -360,28 +371,39 @@ class CostTables:
         )
 
     def _read_later(
-        self, blocks: Sequence[Block], costs: Sequence[BlockCost], kept: Mapping[str, int]
+        self,
+        blocks: Sequence[Block],
+        costs: Sequence[BlockCost],
+        kept: Mapping[str, int],
+        made: Mapping[str, int],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """`StageCost.block_let_go` and `block_later`: of what blocks have made, and keep only as
-        later ones read it."""
-        roots = self.facts.roots
+        later ones read it (`made`: by which)."""
+        roots, training = self.facts.roots, self.training
         found, later = [0] * len(blocks), [0] * len(blocks)
-        made: dict[str, int] = {}
-        readers: dict[str, list[int]] = {}
+        trains: dict[str, int] = {}
+        """Value -> the first block that reads it and trains something."""
+        back: dict[str, bool] = {}
+        """Value -> whether all others that read it have a backward."""
+        # The search asks for many stages: blocks take as few calls here as may be.
         for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
             for name in block.inputs:
-                if (root := roots[name]) in made:
-                    readers.setdefault(root, []).append(index)
-            for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
-                if not nbytes and kept.get(roots[name]):
-                    made[roots[name]] = index
-        for root, own in readers.items():
-            trains = [i for i in own if not self.trained.isdisjoint(blocks[i].params)]
-            if trains:
-                later[trains[0]] += kept[root]
-                later[made[root]] -= kept[root]
-            elif all([costs[i].backward_s > 0 for i in own]):
-                found[made[root]] += kept[root]
+                root = roots[name]
+                if root not in made or made[root] >= index:
+                    continue
+                if block.name not in training:
+                    has_backward = cost.backward_input_s + cost.backward_weight_s > 0
+                    back[root] = has_backward and (root not in back or back[root])
+                elif root not in trains:
+                    trains[root] = index
+        for root, first in made.items():
+            if root not in kept or not kept[root]:
+                continue
+            if root in trains:
+                later[trains[root]] += kept[root]
+                later[first] -= kept[root]
+            elif back.get(root):
+                found[first] += kept[root]
         return tuple(found), tuple(later)
 
     def _passing(
