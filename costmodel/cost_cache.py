@@ -197,14 +197,6 @@ class CostTables:
         return last_readers(self.graph)
 
     @cached_property
-    def training(self) -> frozenset[str]:
-        """Names of the blocks that read a parameter which is trained."""
-        own = self.graph.tensors
-        return frozenset([
-            block.name for block in self.graph.blocks for n in block.params if own[n].requires_grad
-        ])  # fmt: skip
-
-    @cached_property
     def trained(self) -> frozenset[str]:
         """Names of the parameters with gradients."""
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
@@ -338,7 +330,6 @@ class CostTables:
         kept: dict[str, int] = {}
         first: dict[str, int] = {}
         params: dict[str, int] = {}
-        made: dict[str, int] = {}
         roots = self.facts.roots
         for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
             for names, sizes in (
@@ -346,8 +337,6 @@ class CostTables:
             ):  # fmt: skip
                 for name, nbytes in zip(names, sizes, strict=True):
                     root = roots[name]
-                    if not nbytes and names is block.outputs:
-                        made[root] = index
                     if root not in kept:
                         kept[root], first[root] = nbytes, index
                     elif nbytes > kept[root]:
