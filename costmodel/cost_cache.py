@@ -58,10 +58,13 @@ def _read_by(
     """`StageCost.block_read`: autograd has the leaf that a block reads as long as its graph."""
     found, made = [0] * len(blocks), dict[str, int]()
     for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
-        for root in [roots[name] for name in block.inputs]:
-            if (maker := made.pop(root, None)) is not None and (nbytes := kept.get(root, 0)):
-                found[index] += nbytes
-                found[maker] -= nbytes
+        for name in block.inputs:
+            root = roots[name]
+            if root in made:
+                if root in kept:
+                    found[index] += kept[root]
+                    found[made[root]] -= kept[root]
+                del made[root]
         for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
             if not nbytes:
                 made[roots[name]] = index
@@ -491,14 +494,20 @@ def _released(
 ) -> set[str]:
     """Values that come into blocks, of which none keeps anything for the second half of its
     backward."""
-    goes, stays = set[str](), set[str]()
+    # Searches ask for many stages: a block takes no calls here.
+    goes: dict[str, bool] = {}
+    stays: dict[str, bool] = {}
     for block, cost in zip(blocks, costs, strict=True):
+        released = cost.released_inputs
         for index, name in enumerate(block.inputs):
-            is_gone = bool(cost.released_inputs) and cost.released_inputs[index]
-            (goes if is_gone else stays).add(roots[name])
-        kept = zip(block.outputs, cost.saved_outputs, strict=True)
-        stays |= {roots[name] for name, nbytes in kept if nbytes}
-    return goes - stays
+            if released and released[index]:
+                goes[roots[name]] = True
+            else:
+                stays[roots[name]] = True
+        for name, nbytes in zip(block.outputs, cost.saved_outputs, strict=True):
+            if nbytes:
+                stays[roots[name]] = True
+    return goes.keys() - stays.keys()
 
 
 def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:
