@@ -23,6 +23,7 @@ def _of_cells(name: str, precision: str, samples: int = 64, **choice: Any) -> fl
     return told_of_pipeline(model, data, precision, **choice)[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize(
     ("name", "precision"),
@@ -82,6 +83,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])

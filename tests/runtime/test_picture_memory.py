@@ -13,6 +13,7 @@ PIPELINE = ("pp=2", "num_microbatches=2", "schedule=one_f_one_b")
 HALVES = ("pp=2", "num_microbatches=4", "schedule=zero_bubble")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("model", "precision", "pins"),
     [
@@ -57,6 +58,7 @@ def test_batch_norms_of_split_channels_over_replicas() -> None:
     assert told == pytest.approx([1] * 4, rel=0.01)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
 @pytest.mark.parametrize("model", [Residual, UNet, Inverted, Pyramid, Growing, Scaled])
 def test_memory_of_a_rank_with_a_model_of_pictures(model: type[nn.Module], precision: str) -> None:
