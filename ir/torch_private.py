@@ -360,18 +360,6 @@ def run_backward(roots: Sequence[Any], gradients: Sequence[Tensor]) -> None:
     )  # fmt: skip
 
 
-def is_wanted(node: Any) -> bool:
-    """Tells, inside a backward, whether it goes on to a node: not if it is only for the gradients
-    of others. Of leaves `torch.autograd.grad` cannot say; they count as wanted."""
-    if node is None:
-        return False
-    try:
-        found: bool = torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        return True
-    return found
-
-
 ENGINE = (torch.autograd, "_engine_run_backward")
 """What every backward in Python goes through."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.ir import torch_private
+from meshwright.ir.torch_private import backward_reaches
 
 
 def batch_norm(
@@ -95,7 +95,7 @@ class _Normalise(torch.autograd.Function):
         (gradient,), (x, weight, mean, scale) = gradients, ctx.saved_tensors
         nodes = [node for node, _ in ctx.next_functions[:3]]
         wanted = [
-            needed and torch_private.is_wanted(node)
+            needed and backward_reaches([node])
             for needed, node in zip(ctx.needs_input_grad, nodes, strict=False)
         ]
         dims, centred = _but_channels(x), _centred(x, mean)

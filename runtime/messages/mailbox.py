@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.line import on_wire, settled
 from meshwright.codegen.lower.program import BorderValue, StageProgram
+from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.border import piece_view
 from meshwright.ir.layout.layout import Shard
 from meshwright.runtime.messages.messages import Message
@@ -78,10 +79,13 @@ class Mailbox:
             value, samples = self._end(message, at_target=False)
             dtype = getattr(torch, value.dtype)
             if not gradient and torch.promote_types(x.dtype, dtype) != dtype:
-                raise TypeError(f"{name} is {x.dtype}, and would be rounded to {dtype} on its way")
+                raise PlanError(
+                    f"{name} goes to another stage in {dtype}, as the plan says, but was made in "
+                    f"{x.dtype}, and would be rounded; nearest is a plan with one stage "
+                    "(pp=1), or in a precision without autocast (bf16, fp32)"
+                )
             laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
             piece = _piece(laid, value, samples, message.transfer.source_span)
-            assert gradient or x.element_size() <= dtype.itemsize, "a value would lose digits"
             piece = settled(piece.to(dtype)).contiguous()
             if message.target == self._rank:
                 self._kept[message] = piece
