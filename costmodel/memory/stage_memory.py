@@ -474,7 +474,7 @@ class StageMemory:
             freed += (block.saved + (block.halved + block.second_read) * second) * gives_back
             # Beside what goes now is the gradient that the block before is given.
             before = self.blocks[index - 1] if index else None
-            there = before.given * (not second) if before else 0
+            given = before.given * (not second) if before else 0
             if copied and (copies := sum([group.ran(index) for group in copied])):
                 whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                 found.append((index, (whole, -freed, moving, copies)))
@@ -483,7 +483,7 @@ class StageMemory:
                     for _ in group.sent(index):
                         whole, moving = (one.gradients, one.moving) if one else _sum(groups)
                         moving += coming[index] if coming else 0
-                        found.append((index, (whole, -freed, moving, there)))
+                        found.append((index, (whole, -freed, moving, given)))
                     if group.overtakes:
                         for other in groups:
                             other.overtaken()
