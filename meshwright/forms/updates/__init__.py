@@ -127,7 +127,8 @@ class Update:
                 "pass yours, as you gave it to the search: compile(model, plan, optimizer=...)"
             )
         settings = dict(self.settings) | ({} if lr is None else {"lr": lr})
-        if fused and tensors and "fused" in inspect.signature(self.kind).parameters:
+        has_kernel = "fused" in inspect.signature(self.kind).parameters
+        if fused and tensors and has_kernel and is_right(self.kind, tensors):
             settings["fused"] = True
         return self.kind([{"params": list(tensors)}], **settings)
 
@@ -216,12 +217,24 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         said = [group.get(how) for how in ("foreach", "capturable", "differentiable")]
-        if "fused" in group and group["fused"] is None and not any(said) and said[0] is None:
-            group["fused"] = True
-            for p in group["params"]:
-                state = optimizer.state.get(p, {})
-                if isinstance(step := state.get("step"), Tensor):  # it lies with the parameter then
-                    state["step"] = step.to(p.device, torch.float32)
+        if group.get("fused", False) is not None or said[0] is not None or any(said):
+            continue
+        if not is_right(type(optimizer), group["params"]):
+            continue
+        group["fused"] = True
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            if isinstance(step := state.get("step"), Tensor):  # it lies with the parameter then
+                state["step"] = step.to(p.device, torch.float32)
+
+
+def is_right(kind: type[torch.optim.Optimizer], tensors: Sequence[Tensor]) -> bool:
+    """Tells whether torch's kernel of a class steps tensors, and rightly: there is none for complex
+    numbers, and SGD's on a CPU gets narrow numbers wrong (torch 2.13: by as much as a step)."""
+    wrong = kind is torch.optim.SGD and any(
+        x.device.type == "cpu" and x.element_size() < 4 for x in tensors
+    )
+    return not wrong and all(map(torch.is_floating_point, tensors))
 
 
 def is_fused(group: Group) -> bool:
