@@ -131,8 +131,6 @@ class MemoryGroup:
         flat = [0] * len(self.parameters)
         for bucket in self.buckets:
             flat[bucket.owner] += ceil(bucket.nbytes * times)
-            if any([send.packs == "part" for send in self.exchange.late]):
-                flat[bucket.owner] += self.part(ceil(bucket.nbytes * times))
         ahead = self.exchange.run_ahead
         return [(sum(flat[i : i + max(1, ahead)]), sum(flat[i + 1 : i + 1 + ahead]))
                 for i in range(len(flat))]  # fmt: skip
