@@ -86,7 +86,7 @@ def _parts(key: str, where: str) -> tuple[str, range, str]:
     """What comes before the numbers, these, and what comes behind."""
     match = _RUN.fullmatch(key)
     first, last = (int(match[2]), int(match[3])) if match else (0, 0)
-    if match is None or first > last or ".." in match[1] + match[4]:
+    if match is None or first > last or ".." in match[1] or ".." in match[4]:
         raise PlanError(
             f"{where}: {shown(key)} is no run of names; one is like 'model.layers.0..69', the "
             "lower number first"

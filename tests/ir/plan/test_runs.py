@@ -39,6 +39,12 @@ def test_a_file_has_runs_and_the_plan_each_name() -> None:
     assert loads(json.dumps(data)) == plan
 
 
+def test_names_may_go_on_behind_the_number() -> None:
+    each = {f"h.{i}.mlp": "full" for i in range(3)}
+    assert in_runs(each) == {"h.0..2.mlp": "full"}
+    assert from_runs({"h.0..2.mlp": "full"}, "plan") == each
+
+
 def test_tables_have_runs() -> None:
     shown = " ".join(printed(render(_plan())).split())
     assert "h.0..11, h.13..39" in shown
