@@ -512,13 +512,10 @@ def _made_by(
     of all that it makes."""
     made, passed, new = dict[str, int](), set[str](), 0
     elements, spreads = walk.local.elements, _spreads(walk, step)
-    made_here = {n for s in walk.script if isinstance(s, OpStep) for n in s.op.outputs}
     for name, operand in zip(step.op.inputs, step.inputs, strict=True):
         if operand.requires_grad and not operand.is_param:
             nbytes = elements[operand.value] * operand.width
-            is_passed = (
-                spreads or _is_sum(step, nbytes, elements) or _is_part(walk, step, name, made_here)
-            )
+            is_passed = spreads or _is_sum(step, nbytes, elements) or _is_part(walk, step, name)
             if is_passed and not live.has(roots[name]):
                 passed.add(roots[name])
                 continue
@@ -550,7 +547,7 @@ def _is_sum(step: OpStep, nbytes: int, elements: Sequence[int]) -> bool:
     return is_sum(step.op) and elements[value] * width == nbytes
 
 
-def _is_part(walk: Walk, step: OpStep, name: str, made_here: Collection[str]) -> bool:
+def _is_part(walk: Walk, step: OpStep, name: str) -> bool:
     """Whether the gradient of what an op copies is a part of its result's, as of values that are
     put side by side: a view. That of a leaf of the block is copied, if it does not lie in one."""
     if step.op_class is not OpClass.COPY or facts(step.op.target).backward != "handed on":
@@ -563,7 +560,8 @@ def _is_part(walk: Walk, step: OpStep, name: str, made_here: Collection[str]) ->
     dims = zip(shapes[value], shapes[operand.value], strict=False)
     before = takewhile(lambda sizes: sizes[0] == sizes[1], dims)
     in_one = prod([size for size, _ in before]) in (1, walk.local.elements[value])
-    return in_one or walk.facts.roots.get(name, name) in made_here
+    root = walk.facts.roots.get(name, name)
+    return in_one or any(isinstance(s, OpStep) and root in s.op.outputs for s in walk.script)
 
 
 def _spreads(walk: Walk, step: OpStep) -> bool:

@@ -6,23 +6,13 @@ import torch
 from torch import Tensor, nn
 
 import meshwright as mw
-from tests.small_languages import gpt2, llama
+from tests.small_languages import Language, gpt2, llama
 from tests.told_memory import told_of_pinned
 
 F = nn.functional
 WORDS = 512
 HALVES = ("pp=2", "num_microbatches=4", "schedule=zero_bubble")
 ONE_AFTER_ONE = ("pp=2", "num_microbatches=4", "schedule=one_f_one_b")
-
-
-class _Language(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        loss: Tensor = self.model(ids, labels=ids).loss
-        return loss
 
 
 class _Layers(nn.Module):
@@ -72,14 +62,14 @@ def test_gradients_that_are_summed_over_a_model_axis_stay_to_the_end(
     store: str, precision: str
 ) -> None:
     pins = ("tp=2", "num_microbatches=2", f"store={store}")
-    told = told_of_pinned(_Language(_llama()), _ids(8, 128), precision, *pins)
+    told = told_of_pinned(Language(_llama()), _ids(8, 128), precision, *pins)
     assert told == pytest.approx([1, 1], rel=0.001)
 
 
 def test_gradients_of_a_weight_that_two_stages_read_stay_to_the_end() -> None:
     """Those of other weights of a stage come and go meanwhile."""
     model = gpt2(WORDS, 128, 128, heads=8)
-    told = told_of_pinned(_Language(model), _ids(8, 128), "fp32", *ONE_AFTER_ONE, "store=on_host")
+    told = told_of_pinned(Language(model), _ids(8, 128), "fp32", *ONE_AFTER_ONE, "store=on_host")
     assert told == pytest.approx([1, 1], rel=0.001)
 
 
@@ -101,7 +91,7 @@ def test_an_average_that_is_taken_in_needs_no_room() -> None:
 def test_blocks_that_train_nothing_let_go_with_first_halves(precision: str) -> None:
     """A second half that is a whole backward begins with the gradient that its block is given."""
     model = mw.adapt(_llama(384), "lora", skip="lm_head")
-    told = told_of_pinned(_Language(model), _ids(8, 128), precision, *HALVES)
+    told = told_of_pinned(Language(model), _ids(8, 128), precision, *HALVES)
     assert told == pytest.approx([1, 1], rel=0.003)
 
 
@@ -140,13 +130,13 @@ def test_the_gradient_of_what_a_block_reads_is_there_when_others_go() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
 def test_a_gradient_that_has_come_lies_before_those_that_its_block_makes(precision: str) -> None:
     pins = ("pp=2", "num_microbatches=1", "schedule=one_f_one_b")
-    told = told_of_pinned(_Language(_llama()), _ids(8, 16), precision, *pins)
+    told = told_of_pinned(Language(_llama()), _ids(8, 16), precision, *pins)
     assert told == pytest.approx([1, 1], rel=0.001)
 
 
 def test_parameters_of_first_blocks_begin_to_come_together() -> None:
     """Beside gradients, which are there until the next step begins."""
     pins = ("dp_shard=2", "zero=1", "sync=dear", "num_microbatches=1")
-    model, data = _Language(_llama()).double(), _ids(8, 16)
+    model, data = Language(_llama()).double(), _ids(8, 16)
     told = told_of_pinned(model, data, "fp64", *pins)
     assert told == pytest.approx([1, 1], rel=0.001)
