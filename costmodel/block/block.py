@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.costmodel.block.backward_room import SplitRoom, backward_room, split_room
+from meshwright.costmodel.block.backward_room import backward_room
 from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.forward_room import forward_room
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import OpStep, SavedKey
 from meshwright.costmodel.block.site import USUAL
+from meshwright.costmodel.block.split_room import SplitRoom, split_room
 from meshwright.costmodel.comm.comm import group_levels
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.ir.cluster.cluster import Cluster
